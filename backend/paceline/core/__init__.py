@@ -1,0 +1,1 @@
+"""Domain types and policy: standard library only, no torch, no clock, no wire."""

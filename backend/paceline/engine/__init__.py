@@ -1,0 +1,1 @@
+"""Sequences, scheduling, drafting, verification and commit: one owner thread, no event loop."""

@@ -1,0 +1,1 @@
+"""Loading causal language models and running them over ragged, paged attention."""

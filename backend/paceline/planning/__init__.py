@@ -1,0 +1,1 @@
+"""What to expect before you run: speedup, memory and pairing, without torch."""

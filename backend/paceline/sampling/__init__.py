@@ -1,0 +1,1 @@
+"""Logits to probabilities, acceptance rules and counter-based randomness; torch only as values."""

@@ -1,0 +1,1 @@
+"""The wire side: session state machine, bridge between thread and loop, ASGI application."""
