@@ -128,7 +128,8 @@ class Request:
     """One thing to generate.
 
     prompt_ids: at least one token id.
-    max_new_tokens: at least 1; the context's end stops earlier.
+    max_new_tokens: the context's end stops earlier; 0 computes the prompt into the prefix cache and
+    ends with LENGTH and no token.
     stop_token_ids: any of them ends the output; the id itself is committed, its text is not shown.
     stop: strings that end the output; text from the match on is not shown.
     num_speculative_tokens: None takes the server's.
@@ -151,7 +152,7 @@ class Request:
 
     def __post_init__(self) -> None:
         _require(len(self.prompt_ids) > 0, "input", "nothing", "at least one token")
-        _require(self.max_new_tokens >= 1, "max_output_tokens", self.max_new_tokens, "1 or more")
+        _require(self.max_new_tokens >= 0, "max_output_tokens", self.max_new_tokens, "0 or more")
         _require(all(self.stop), "stop", list(self.stop), "non-empty strings")
         _require(len(self.stop) <= 16, "stop", f"{len(self.stop)} strings", "at most 16 strings")
         _require(

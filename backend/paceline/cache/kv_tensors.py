@@ -1,0 +1,51 @@
+"""The K/V memory itself: one tensor a layer, addressed by block.
+
+Layout `[2, num_blocks, block_size, num_kv_heads, head_dim]`: index 0 keys (after rotary embedding),
+1 values. `layer[0]` is the paged key pool that CUDA's variable-length attention takes, and one
+`index_select` along dimension 1 gathers keys and values of a block table together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one model stores for a token: per layer its number of K/V heads and their width."""
+
+    layers: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes_per_token(self) -> int:
+        return sum(2 * heads * width for heads, width in self.layers) * self.dtype.itemsize
+
+
+class KVTensors:
+    """Allocated at once and never resized. Rows start at zero, so that masked garbage is finite."""
+
+    def __init__(
+        self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device
+    ) -> None:
+        self.shape = shape
+        self.layers = tuple(
+            torch.zeros(
+                2, num_blocks, block_size, heads, width, dtype=shape.dtype, device=device
+            )
+            for heads, width in shape.layers
+        )
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Zero these blocks. A masked NaN still poisons the weighted sum of values, so blocks of a
+        sequence that failed with NaN must not be handed on as they are."""
+        if not blocks:
+            return
+        for layer in self.layers:
+            layer[:, torch.as_tensor(blocks, device=layer.device)] = 0
