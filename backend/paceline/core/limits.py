@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import ContextLengthError, RequestError
-from paceline.core.request import Request
+
+if TYPE_CHECKING:
+    from paceline.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
