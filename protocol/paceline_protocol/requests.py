@@ -1,0 +1,178 @@
+"""Client events: everything that a client may send.
+
+Messages of the OpenAI vocabulary (`response.create`) are lenient: fields that are not listed are
+ignored. Messages and objects of our own are strict: a field that is not listed is an error, so
+that a misspelt parameter is never silently dropped.
+
+Every client event may carry a `stream_id`, the name of a lane. Responses of one lane run one after
+the other, lanes run in parallel, and every event that answers it carries the same `stream_id`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from paceline_protocol.items import AtLeastOne, InputItem, NonNegativeInt
+
+SpeculationChoice = Literal["auto", "on", "off"]
+DrafterChoice = Literal["auto", "model", "ngram", "none"]
+TelemetryScope = Literal["session", "server"]
+PacelineInclude = Literal["tokens"]
+
+Temperature = Annotated[
+    float, Meta(ge=0, description="0 is greedy; else the logits are divided by it.")
+]
+TopP = Annotated[
+    float, Meta(gt=0, le=1, description="Smallest set of tokens whose mass reaches this.")
+]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StreamId = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class PacelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the OpenAI schema has no place for. None means the server's default.
+
+    top_k: 0 keeps all tokens. logit_bias: from token id to what is added to its logit.
+    speculation: `auto` lets the server's gates decide, with `num_speculative_tokens` as an upper
+    bound; `on` drafts exactly that many; `off` is plain decoding. include: `tokens` adds to each
+    text delta the tokens behind it and where each came from.
+    """
+
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    top_k: NonNegativeInt | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    min_tokens: NonNegativeInt | None = None
+    banned_token_ids: list[NonNegativeInt] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[NonNegativeInt] | None = None
+    speculation: SpeculationChoice | None = None
+    num_speculative_tokens: Annotated[int, Meta(ge=0, le=16)] | None = None
+    drafter: DrafterChoice | None = None
+    include: list[PacelineInclude] | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` in its one-or-many form made plain."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class ResponseCreate(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="response.create"
+):
+    """Ask for a response.
+
+    generate: false prepares the prompt's state and returns a response without output.
+    previous_response_id: continue after that response of this connection; instructions are not
+    inherited.
+
+    The fields of type Any are kept as they came: they would change the answer, and a server that
+    does not serve them has to refuse them by name.
+    """
+
+    input: str | list[InputItem] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: AtLeastOne | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    generate: bool | None = None
+    store: bool | None = None
+    parallel_tool_calls: bool | None = None
+    stream_id: StreamId | None = None
+    paceline: PacelineOptions | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    text: Any = None
+    background: Any = None
+    conversation: Any = None
+    prompt: Any = None
+
+
+class CompletionCreate(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="completion.create",
+    forbid_unknown_fields=True,
+):
+    """Continue raw text, or fill in between `prompt` and `suffix`. The events are those of a
+    response; no chat template is applied and nothing is kept for a next turn."""
+
+    prompt: str
+    suffix: str | None = None
+    max_output_tokens: AtLeastOne | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    stream_id: StreamId | None = None
+    paceline: PacelineOptions | None = None
+
+
+class ResponseCancel(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="response.cancel",
+    forbid_unknown_fields=True,
+):
+    """Stop a response: by its id, or whatever runs and waits in a lane. It ends with
+    `response.incomplete`, status `cancelled`."""
+
+    response_id: str | None = None
+    stream_id: StreamId | None = None
+
+
+class TelemetrySubscribe(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="telemetry.subscribe",
+    forbid_unknown_fields=True,
+):
+    """Ask for `telemetry.sample` events: of this connection's lanes, or of the whole server (for
+    admins). A second subscription to the same scope replaces the first."""
+
+    scope: TelemetryScope = "session"
+    interval_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500
+    stream_id: StreamId | None = None
+
+
+class TelemetryUnsubscribe(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="telemetry.unsubscribe",
+    forbid_unknown_fields=True,
+):
+    """End the subscription to a scope; nothing happens if there is none."""
+
+    scope: TelemetryScope = "session"
+    stream_id: StreamId | None = None
+
+
+ClientEvent = (
+    ResponseCreate | CompletionCreate | ResponseCancel | TelemetrySubscribe | TelemetryUnsubscribe
+)
+CLIENT_EVENTS: tuple[type[ClientEvent], ...] = (
+    ResponseCreate,
+    CompletionCreate,
+    ResponseCancel,
+    TelemetrySubscribe,
+    TelemetryUnsubscribe,
+)

@@ -1,0 +1,61 @@
+"""What a telemetry sample says about sessions and about the server."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paceline_protocol.responses import GateState
+
+
+class SessionTelemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """One lane of one connection, as of its last step.
+
+    session_id: the connection. lane: its `stream_id`, None for the lane without a name. active: a
+    response is running. reason: why the gate is where it is, in words and numbers. acceptance:
+    over the last examined positions; None before any. accepted_per_position[i] and
+    examined_per_position[i]: counts by depth of the draft. gamma_histogram[g]: steps that drafted
+    g tokens. tokens_per_step: committed tokens per target pass. The *_ms fields are this lane's
+    share of the last step.
+    """
+
+    session_id: str
+    lane: str | None
+    active: bool
+    gate: GateState
+    reason: str
+    drafter: str
+    acceptance: float | None
+    accepted_per_position: list[int]
+    examined_per_position: list[int]
+    gamma_histogram: list[int]
+    tokens_per_step: float | None
+    tokens_per_second: float | None
+    time_to_first_token_ms: float | None
+    draft_ms: float
+    verify_ms: float
+    sample_ms: float
+    other_ms: float
+
+
+class ServerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine as a whole, as of its last step.
+
+    num_rows: token rows in that step's target pass. predicted_step_ms: by the cost table, None
+    while there is none. break_even_rows: above it a step is compute-bound and drafting cannot pay.
+    """
+
+    num_sessions: int
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_rows: int
+    tokens_per_second: float | None
+    draft_ms: float
+    verify_ms: float
+    sample_ms: float
+    other_ms: float
+    measured_step_ms: float | None
+    predicted_step_ms: float | None = None
+    break_even_rows: int | None = None
