@@ -1,0 +1,72 @@
+"""One causal language model and its K/V memory, ready for packed forward passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.model.attention import to_device
+from paceline.model.attention_cpu import PagedAttention
+from paceline.model.attention_cuda import VarlenPagedAttention, varlen_kernel
+from paceline.model.features import FeatureTap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from paceline.model.attention import AttentionContext
+    from paceline.model.attention_cuda import VarlenKernel
+    from paceline.model.batch import PackedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """logits: [R, V], the model's own dtype, in the order of `PackedBatch.logit_rows`.
+    features: [T, F], or None when none were asked for."""
+
+    logits: Tensor
+    features: Tensor | None = None
+
+
+class ModelRunner:
+    """Runs a transformers model, loaded with `ATTENTION_NAME`, over paged K/V.
+
+    kv_layers: one [2, num_blocks, block_size, Hkv, D] per layer, on the model's device and in its
+    dtype. feature_layers: see `FeatureTap`. kernel: for tests; by default torch's on CUDA.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        kv_layers: Sequence[Tensor],
+        *,
+        feature_layers: Sequence[int] = (),
+        kernel: VarlenKernel | None = None,
+    ) -> None:
+        self._model = model
+        self._layers = tuple(kv_layers)
+        self._tap = FeatureTap(model, feature_layers)
+        self.device = kv_layers[0].device
+        self._kernel = varlen_kernel() if kernel is None and self.device.type == "cuda" else kernel
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch) -> ForwardOutput:
+        """Compute the batch; its keys and values are in memory afterwards."""
+        self._tap.begin()
+        output = self._model(
+            input_ids=to_device(batch.token_ids, self.device)[None],
+            position_ids=to_device(batch.positions, self.device)[None],
+            use_cache=False,
+            logits_to_keep=to_device(batch.logit_rows, self.device),
+            attention_context=self._context(batch),
+        )
+        return ForwardOutput(output.logits[0], self._tap.take())
+
+    def _context(self, batch: PackedBatch) -> AttentionContext:
+        if self._kernel is not None:
+            return VarlenPagedAttention(batch, self._layers, self._kernel, self.device)
+        return PagedAttention(batch, self._layers)
