@@ -13,13 +13,17 @@ from typing import Any, Final
 import msgspec
 
 from paceline_protocol.errors import ErrorCode, ProtocolError
-from paceline_protocol.events import ServerEvent
-from paceline_protocol.faults import as_protocol_error, misplaced_option, one_of
+from paceline_protocol.events import SERVER_EVENTS, ServerEvent
+from paceline_protocol.expectations import one_of
+from paceline_protocol.faults import as_protocol_error, kind, misplaced_option
 from paceline_protocol.requests import CLIENT_EVENTS, ClientEvent, ResponseCreate
 
 JSON_SUBPROTOCOL: Final = "paceline.v1.json"
 MSGPACK_SUBPROTOCOL: Final = "paceline.v1.msgpack"
 
+_SERVER_CLASSES: Final[dict[str, type[ServerEvent]]] = {
+    str(cls.__struct_config__.tag): cls for cls in SERVER_EVENTS
+}
 _CLIENT_CLASSES: Final[dict[str, type[ClientEvent]]] = {
     str(cls.__struct_config__.tag): cls for cls in CLIENT_EVENTS
 }
@@ -53,7 +57,7 @@ class Codec:
         value = self._plain(payload)
         if not isinstance(value, dict):
             raise ProtocolError(
-                ErrorCode.INVALID_TYPE, f"a message must be an object, not {_kind(value)}"
+                ErrorCode.INVALID_TYPE, f"a message must be an object, not {kind(value)}"
             )
         stream_id = value.get("stream_id")
         if not isinstance(stream_id, str):
@@ -176,13 +180,13 @@ def _client_event(value: dict[str, Any]) -> ClientEvent:
     tag = value["type"]
     if not isinstance(tag, str):
         raise ProtocolError(
-            ErrorCode.INVALID_TYPE, f"type must be a string, not {_kind(tag)}", param="type"
+            ErrorCode.INVALID_TYPE, f"type must be a string, not {kind(tag)}", param="type"
         )
     cls = _CLIENT_CLASSES.get(tag)
     if cls is None:
         raise ProtocolError(
             ErrorCode.UNKNOWN_EVENT_TYPE,
-            f"type is {tag[:64]!r}; it must be {one_of(_CLIENT_CLASSES)}",
+            f'type is "{tag[:64]}"; it must be {one_of(_CLIENT_CLASSES)}',
             param="type",
         )
     misplaced = misplaced_option(value, cls)
@@ -193,7 +197,7 @@ def _client_event(value: dict[str, Any]) -> ClientEvent:
     try:
         return msgspec.convert(value, cls, str_keys=True)
     except msgspec.ValidationError as error:
-        raise as_protocol_error(error, cls) from None
+        raise as_protocol_error(error, cls, value) from None
     except RecursionError:
         raise ProtocolError(ErrorCode.INVALID_VALUE, "the message is nested too deeply") from None
 
@@ -207,30 +211,16 @@ def _typed_item(item: Any) -> Any:
 
 def _unknown_event(value: Any, error: msgspec.ValidationError) -> UnknownEvent:
     """A well-formed event of an unknown type; otherwise raises ProtocolError."""
-    if isinstance(value, dict):
-        tag = value.get("type")
-        if isinstance(tag, str) and tag not in _SERVER_TAGS:
-            return UnknownEvent(type=tag, data=value)
-    raise as_protocol_error(error, None) from None
-
-
-_SERVER_TAGS: Final = frozenset(str(cls.__struct_config__.tag) for cls in ServerEvent.__args__)
-
-
-def _kind(value: object) -> str:
-    """What JSON calls the type of a value."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-        case dict():
-            return "an object"
-        case _:
-            return type(value).__name__
+    if not isinstance(value, dict):
+        raise ProtocolError(
+            ErrorCode.INVALID_TYPE, f"a message must be an object, not {kind(value)}"
+        )
+    tag = value.get("type")
+    if not isinstance(tag, str):
+        raise ProtocolError(
+            ErrorCode.INVALID_TYPE, f"type must be a string, not {kind(tag)}", param="type"
+        )
+    cls = _SERVER_CLASSES.get(tag)
+    if cls is None:
+        return UnknownEvent(type=tag, data=value)
+    raise as_protocol_error(error, cls, value) from None

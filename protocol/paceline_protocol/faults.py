@@ -1,37 +1,31 @@
 """From a validation failure to an error that a client's author can act on.
 
 msgspec reports a fault as one sentence with a path. Here it becomes a code, a path in the form
-`input[2].content` and a sentence that says what would be right.
+`input[2].content` and a sentence that says what is there and what would be right.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paceline_protocol.errors import ErrorCode, ProtocolError
+from paceline_protocol.expectations import expectation, value_at
 from paceline_protocol.requests import CompletionCreate, PacelineOptions, ResponseCreate
 
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
-_WRONG_TYPE = re.compile(r"^Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
-_OUT_OF_RANGE = re.compile(r"^Expected (?P<wanted>.+)$")
-_INVALID_VALUE = re.compile(r"^Invalid (?:enum )?value (?P<value>.+)$", re.DOTALL)
+_WRONG_TYPE = re.compile(r"^Expected `(?P<wanted>[^`<>]*)`, got `(?P<got>[^`]*)`")
 
 _OPTION_NAMES = frozenset(field.name for field in msgspec.structs.fields(PacelineOptions))
-
-
-def one_of(names: Iterable[str]) -> str:
-    """`a`, `b` or `c`, in words."""
-    quoted = [f"`{name}`" for name in names]
-    if len(quoted) == 1:
-        return quoted[0]
-    return ", ".join(quoted[:-1]) + " or " + quoted[-1]
+_MAX_SHOWN = 60
 
 
 def misplaced_option(value: Mapping[str, Any], cls: type[msgspec.Struct]) -> ProtocolError | None:
@@ -54,85 +48,94 @@ def misplaced_option(value: Mapping[str, Any], cls: type[msgspec.Struct]) -> Pro
 
 
 def as_protocol_error(
-    error: msgspec.ValidationError, cls: type[msgspec.Struct] | None
+    error: msgspec.ValidationError, cls: type[msgspec.Struct], value: Any
 ) -> ProtocolError:
-    """Translate a validation failure.
-
-    cls: the message's class, from which names of neighbouring fields are suggested for a
-    misspelt one; None for none.
-    """
+    """Translate a validation failure of `value`, a message in plain values, against its class."""
     text = str(error)
     path = ""
-    if found := _PATH.search(text):
+    is_key = False
+    if found := _PLACE.search(text):
         path = found["path"]
+        is_key = found["key"] is not None
         text = text[: found.start()]
     if found := _MISSING.match(text):
-        param = _join(path, found["name"])
-        return ProtocolError(
-            ErrorCode.MISSING_REQUIRED_PARAMETER, f"{param} is missing", param=param
-        )
+        return _missing(_join(path, found["name"]), cls, value)
     if found := _UNKNOWN.match(text):
-        param = _join(path, found["name"])
-        return ProtocolError(
-            ErrorCode.UNKNOWN_PARAMETER,
-            f"{param} is not known{_suggestion(found['name'], path, cls)}",
-            param=param,
-        )
+        return _unknown(found["name"], path, cls)
+    wrong_type = _WRONG_TYPE.match(text)
+    code = ErrorCode.INVALID_TYPE if wrong_type else ErrorCode.INVALID_VALUE
+    if is_key:
+        wanted = _WORDS.get(wrong_type["wanted"], "another") if wrong_type else "another"
+        return ProtocolError(code, f"a key of {path} must be {wanted}", param=path)
+    wanted_here = expectation(cls, path, value)
+    if path.endswith("[...]"):  # msgspec names no key
+        where = f"a value of {path.removesuffix('[...]')}"
+        return ProtocolError(code, f"{where} must be {wanted_here or 'another'}", param=path)
+    shown = _show(value_at(path, value)) if path else "of another form"
     where = path or "the message"
-    param_or_none = path or None
-    if found := _WRONG_TYPE.match(text):
-        wanted, got = (_in_json_words(found[name]) for name in ("wanted", "got"))
-        return ProtocolError(
-            ErrorCode.INVALID_TYPE, f"{where} must be {wanted}, not {got}", param=param_or_none
-        )
-    if found := _INVALID_VALUE.match(text):
-        return ProtocolError(
-            ErrorCode.INVALID_VALUE,
-            f"{where} is {found['value']}, which is not one of the values it can take",
-            param=param_or_none,
-        )
-    if found := _OUT_OF_RANGE.match(text):
-        return ProtocolError(
-            ErrorCode.INVALID_VALUE,
-            f"{where} must be {_in_json_words(found['wanted'].replace('`', ''))}",
-            param=param_or_none,
-        )
-    return ProtocolError(ErrorCode.INVALID_VALUE, f"{where}: {text}", param=param_or_none)
+    if wanted_here is None:
+        return ProtocolError(code, f"{where} is {shown}: {text}", param=path or None)
+    return ProtocolError(code, f"{where} is {shown}; it must be {wanted_here}", param=path or None)
+
+
+def kind(value: object) -> str:
+    """What JSON calls the type of a value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case dict():
+            return "an object"
+        case bytes():
+            return "binary data"
+        case _:
+            return "an extension type"
+
+
+def _missing(param: str, cls: type[msgspec.Struct], value: Any) -> ProtocolError:
+    wanted = expectation(cls, param, value)
+    return ProtocolError(
+        ErrorCode.MISSING_REQUIRED_PARAMETER,
+        f"{param} is missing" + (f"; it must be {wanted}" if wanted else ""),
+        param=param,
+    )
+
+
+def _unknown(name: str, path: str, cls: type[msgspec.Struct]) -> ProtocolError:
+    name = name[:_MAX_SHOWN]
+    names = sorted(_OPTION_NAMES)
+    if not path:
+        names = [field.name for field in msgspec.structs.fields(cls)]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean `{close[0]}`?" if close else f"known are {', '.join(names)}"
+    param = _join(path, name)
+    return ProtocolError(ErrorCode.UNKNOWN_PARAMETER, f"{param} is not known; {hint}", param=param)
 
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _suggestion(name: str, path: str, cls: type[msgspec.Struct] | None) -> str:
-    if path == "paceline":
-        names = sorted(_OPTION_NAMES)
-    elif not path and cls is not None:
-        names = [field.name for field in msgspec.structs.fields(cls)]
-    else:
-        return ""
-    close = difflib.get_close_matches(name, names, n=1)
-    if close:
-        return f"; did you mean `{close[0]}`?"
-    return f"; known are {', '.join(names)}"
+def _show(value: object) -> str:
+    """A value as an error quotes it: short scalars as they are, else only what kind it is."""
+    match value:
+        case bool() | None:
+            return "null" if value is None else str(value).lower()
+        case int() | float():
+            shown = str(value)
+            return shown if len(shown) <= _MAX_SHOWN else "a very large number"
+        case str():
+            cut = value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "..."
+            return f'"{cut}"'
+        case _:
+            return kind(value)
 
 
-_WORDS = {
-    "str": "a string",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "a boolean",
-    "array": "an array",
-    "object": "an object",
-    "null": "null",
-}
-
-
-def _in_json_words(names: str) -> str:
-    """`str | array` as `a string or an array`; what is no such list of types stays as it is."""
-    parts = names.split(" | ")
-    if len(parts) > 1 and parts[-1] == "null":
-        parts.pop()
-    head, _, tail = parts[-1].partition(" ")
-    parts[-1] = head
-    return " or ".join(_WORDS.get(part, part) for part in parts) + (f" {tail}" if tail else "")
+_WORDS = {"str": "a string", "int": "an integer", "float": "a number"}

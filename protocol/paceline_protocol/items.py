@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -38,7 +38,7 @@ class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     """Text from the model. `annotations` is always empty; official clients want it there."""
 
     text: str
-    annotations: list[object] = msgspec.field(default_factory=list)
+    annotations: list[Any] = msgspec.field(default_factory=list)
     logprobs: list[Logprob] | None = None
 
 
@@ -87,7 +87,7 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     """A reasoning item sent back as history; it adds nothing to the prompt."""
 
     id: str | None = None
-    summary: list[object] = msgspec.field(default_factory=list)
+    summary: list[Any] = msgspec.field(default_factory=list)
 
 
 InputItem = MessageItem | FunctionCall | FunctionCallOutput | Reasoning

@@ -33,7 +33,7 @@ StreamId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class PacelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the OpenAI schema has no place for. None means the server's default.
+    """What the OpenAI schema has no place for. null means the server's default.
 
     top_k: 0 keeps all tokens. logit_bias: from token id to what is added to its logit.
     speculation: `auto` lets the server's gates decide, with `num_speculative_tokens` as an upper
@@ -74,8 +74,8 @@ class ResponseCreate(
     previous_response_id: continue after that response of this connection; instructions are not
     inherited.
 
-    The fields of type Any are kept as they came: they would change the answer, and a server that
-    does not serve them has to refuse them by name.
+    tools, tool_choice, text, background, conversation and prompt are kept as they came: they would
+    change the answer, and a server that does not serve them refuses them by name.
     """
 
     input: str | list[InputItem] | None = None

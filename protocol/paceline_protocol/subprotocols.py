@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from paceline_protocol.codecs import CODECS, JSON_CODEC, Codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 KEY_SUBPROTOCOL_PREFIX: Final = "paceline.key."
 
