@@ -51,7 +51,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="
 ContentPart = InputText | OutputText | Refusal
 
 
-class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+class MessageItem(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message", omit_defaults=True
+):
     """A message of the conversation. On input `type` may be left out."""
 
     role: Role
@@ -73,7 +75,12 @@ class FunctionCall(
 
 
 class FunctionCallOutput(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="function_call_output",
+    omit_defaults=True,
 ):
     """What the called function returned."""
 
@@ -83,7 +90,9 @@ class FunctionCallOutput(
     status: ItemStatus | None = None
 
 
-class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+class Reasoning(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning", omit_defaults=True
+):
     """A reasoning item sent back as history; it adds nothing to the prompt."""
 
     id: str | None = None

@@ -32,7 +32,9 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StreamId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class PacelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PacelineOptions(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What the OpenAI schema has no place for. null means the server's default.
 
     top_k: 0 keeps all tokens. logit_bias: from token id to what is added to its logit.
@@ -66,7 +68,12 @@ class PacelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ResponseCreate(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="response.create"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="response.create",
+    omit_defaults=True,
 ):
     """Ask for a response.
 
@@ -108,6 +115,7 @@ class CompletionCreate(
     tag_field="type",
     tag="completion.create",
     forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """Continue raw text, or fill in between `prompt` and `suffix`. The events are those of a
     response; no chat template is applied and nothing is kept for a next turn."""
@@ -128,6 +136,7 @@ class ResponseCancel(
     tag_field="type",
     tag="response.cancel",
     forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """Stop a response: by its id, or whatever runs and waits in a lane. It ends with
     `response.incomplete`, status `cancelled`."""
@@ -143,6 +152,7 @@ class TelemetrySubscribe(
     tag_field="type",
     tag="telemetry.subscribe",
     forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """Ask for `telemetry.sample` events: of this connection's lanes, or of the whole server (for
     admins). A second subscription to the same scope replaces the first."""
@@ -159,6 +169,7 @@ class TelemetryUnsubscribe(
     tag_field="type",
     tag="telemetry.unsubscribe",
     forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """End the subscription to a scope; nothing happens if there is none."""
 

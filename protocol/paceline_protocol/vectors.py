@@ -133,7 +133,7 @@ CLIENT_VECTORS: tuple[Vector, ...] = (
                 m.FunctionCall(
                     call_id="call_1", name="add", arguments='{"a":1}', id="fc_1", status="completed"
                 ),
-                m.FunctionCallOutput(call_id="call_1", output="3"),
+                m.FunctionCallOutput(call_id="call_1", output="3", id="fo_1", status="completed"),
                 m.Reasoning(id="rs_1"),
                 m.MessageItem(role="user", content=[m.InputText(text="Go on.")]),
             ],
@@ -189,8 +189,8 @@ CLIENT_VECTORS: tuple[Vector, ...] = (
             prompt="def add(a, b):\n    ",
             suffix="\n\nprint(add(1, 2))\n",
             max_output_tokens=32,
-            temperature=0,
-            top_p=1,
+            temperature=0.0,
+            top_p=1.0,
             stream_id="document-1",
             paceline=m.PacelineOptions(stop="\n\n", drafter="ngram", speculation="auto"),
         ),
@@ -301,7 +301,7 @@ SERVER_VECTORS: tuple[Vector, ...] = (
             output_index=0,
             content_index=0,
             text="Grüße 🚴",
-            logprobs=[],
+            logprobs=[_LOGPROB],
         ),
     ),
     Vector(
