@@ -1,0 +1,194 @@
+"""What can be said about a request before its lane gets to it. Pure checks, no session state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from paceline.core.errors import PacelineError
+from paceline.server.prompts import messages_of
+from paceline.server.refusals import refuse_unserved
+from paceline.server.response_stream import ResponseStream
+from paceline.server.translation import protocol_error, sampling_of
+from paceline_protocol.errors import ErrorCode, ProtocolError
+from paceline_protocol.requests import CompletionCreate, ResponseCreate
+from paceline_protocol.responses import Response
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.core.limits import EngineLimits
+    from paceline.core.request import SamplingParams
+    from paceline.model.chat import ChatMessage, EncodedChat
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What all sessions of a server share.
+
+    model: the id that `model` in a request must equal, when it is there. max_lanes: lanes with
+    something in them. max_open: requests that wait or run. max_stored_tokens: bound of the turns
+    kept for `previous_response_id`. allow_forced: whether `speculation: "on"` is let through.
+    """
+
+    model: str
+    limits: EngineLimits
+    eos_token_ids: frozenset[int]
+    max_lanes: int = 16
+    max_open: int = 64
+    max_stored_tokens: int = 262_144
+    allow_forced: bool = True
+
+
+class RequestState(Enum):
+    """WAITING in its lane, ENCODING its prompt, RUNNING in the engine, or RUNNING there with a
+    cancel on its way (CANCELLING)."""
+
+    WAITING = auto()
+    ENCODING = auto()
+    RUNNING = auto()
+    CANCELLING = auto()
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that has had no finish yet.
+
+    messages: its own at first, the whole conversation (without instructions) once it has started.
+    encoded: the prompt, from RUNNING on. token_ids: committed so far.
+    """
+
+    response_id: str
+    message: ResponseCreate | CompletionCreate
+    sampling: SamplingParams
+    messages: tuple[ChatMessage, ...]
+    stream: ResponseStream
+    state: RequestState = RequestState.WAITING
+    encoded: EncodedChat | None = None
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def lane(self) -> str | None:
+        """Name of its lane; None is a lane too."""
+        return self.message.stream_id
+
+    @property
+    def is_warm_up(self) -> bool:
+        """Whether only the prompt's state is wanted, and no output."""
+        return isinstance(self.message, ResponseCreate) and self.message.generate is False
+
+
+def admit(
+    message: ResponseCreate | CompletionCreate,
+    settings: SessionSettings,
+    *,
+    now: float,
+    new_id: Callable[[str], str],
+) -> OpenRequest:
+    """The request, checked as far as that goes without its lane and its prompt's length.
+
+    Raises ProtocolError naming the field and what would be right.
+    """
+    refuse_unserved(message)
+    if isinstance(message, ResponseCreate):
+        _check_model(message, settings)
+        messages = _check_input(message)
+    else:
+        _check_text(message)
+        messages = ()
+    _check_speculation(message, settings)
+    try:
+        sampling = sampling_of(message)
+    except PacelineError as error:
+        raise protocol_error(error, message) from None
+    response_id = new_id("resp")
+    include = (message.paceline.include or ()) if message.paceline is not None else ()
+    return OpenRequest(
+        response_id,
+        message,
+        sampling,
+        messages,
+        ResponseStream(
+            _response(response_id, message, sampling, settings.model, now),
+            item_id=new_id("msg"),
+            stream_id=message.stream_id,
+            with_tokens="tokens" in include,
+        ),
+    )
+
+
+def _check_model(message: ResponseCreate, settings: SessionSettings) -> None:
+    if message.model not in (None, settings.model):
+        raise ProtocolError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"model is {message.model!r}; this server serves {settings.model!r}",
+            param="model",
+        )
+
+
+def _check_speculation(
+    message: ResponseCreate | CompletionCreate, settings: SessionSettings
+) -> None:
+    options = message.paceline
+    if options is not None and options.speculation == "on" and not settings.allow_forced:
+        raise ProtocolError(
+            ErrorCode.PERMISSION_DENIED,
+            'paceline.speculation "on" is switched off on this server; use "auto" or "off"',
+            param="paceline.speculation",
+        )
+
+
+def _check_text(message: CompletionCreate) -> None:
+    if not message.prompt:
+        raise ProtocolError(
+            ErrorCode.INVALID_VALUE,
+            "prompt is empty; it must hold at least one character",
+            param="prompt",
+        )
+
+
+def _check_input(message: ResponseCreate) -> tuple[ChatMessage, ...]:
+    """Only a warm-up may come without input, if there is something else to prepare."""
+    messages = messages_of(message.input)
+    has_more = bool(message.instructions) or message.previous_response_id is not None
+    if messages or (message.generate is False and has_more):
+        return messages
+    is_missing = message.input is None
+    raise ProtocolError(
+        ErrorCode.MISSING_REQUIRED_PARAMETER if is_missing else ErrorCode.INVALID_VALUE,
+        f"input is {'missing' if is_missing else 'empty'}; it must be a text or a list of items "
+        "with at least one message",
+        param="input",
+    )
+
+
+def _response(
+    response_id: str,
+    message: ResponseCreate | CompletionCreate,
+    sampling: SamplingParams,
+    model: str,
+    now: float,
+) -> Response:
+    response = Response(
+        id=response_id,
+        created_at=now,
+        model=model,
+        status="in_progress",
+        output=[],
+        max_output_tokens=message.max_output_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+    )
+    if isinstance(message, CompletionCreate):
+        return response
+    return replace(
+        response,
+        instructions=message.instructions,
+        metadata=message.metadata or {},
+        parallel_tool_calls=message.parallel_tool_calls is not False,
+        previous_response_id=message.previous_response_id,
+        tool_choice=message.tool_choice or "auto",
+    )

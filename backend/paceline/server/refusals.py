@@ -1,0 +1,80 @@
+"""What a request may ask for that this server does not do, in one table each.
+
+The rule: a field that would change the answer and is not served is refused by name; one that would
+not is ignored. Ignoring the first kind would be a silent lie, refusing the second would lock out
+clients that send it always.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from paceline_protocol.errors import ErrorCode, ProtocolError
+from paceline_protocol.requests import CompletionCreate, PacelineOptions
+
+if TYPE_CHECKING:
+    from paceline_protocol.requests import ResponseCreate
+
+SERVED_OPTIONS: Final = frozenset(
+    {
+        "top_k",
+        "min_p",
+        "stop",
+        "stop_token_ids",
+        "speculation",
+        "num_speculative_tokens",
+        "drafter",
+        "include",
+    }
+)
+"""Fields of the `paceline` object that the engine carries out today."""
+
+OPTION_NAMES: Final = frozenset(field.name for field in msgspec.structs.fields(PacelineOptions))
+
+
+def refuse_unserved(message: ResponseCreate | CompletionCreate) -> None:
+    """Raises ProtocolError for the first field that would change the answer and is not served."""
+    if message.paceline is not None:
+        for field in msgspec.structs.fields(PacelineOptions):
+            if field.name in SERVED_OPTIONS or getattr(message.paceline, field.name) is None:
+                continue
+            raise _unsupported(f"paceline.{field.name}", "is not served yet; leave it out")
+    if isinstance(message, CompletionCreate):
+        if message.suffix:
+            raise _unsupported("suffix", "is not served yet; leave it out")
+        return
+    _refuse_openai_fields(message)
+
+
+def _refuse_openai_fields(message: ResponseCreate) -> None:
+    if message.tools:
+        raise _unsupported("tools", "is not served; leave it out or send []")
+    if message.tool_choice not in (None, "auto", "none"):
+        raise _unsupported("tool_choice", 'must be "auto" or "none": no tools are served')
+    if message.text is not None:
+        _refuse_text_format(message.text)
+    if message.background not in (None, False):
+        raise _unsupported("background", "is not served over a socket; leave it out")
+    if message.conversation is not None:
+        raise _unsupported("conversation", "is not served; use previous_response_id")
+    if message.prompt is not None:
+        raise _unsupported("prompt", "is not served; send instructions and input")
+    if message.top_logprobs:
+        raise _unsupported("top_logprobs", "is not served yet; leave it out")
+    if message.include and "message.output_text.logprobs" in message.include:
+        raise _unsupported("include", "asks for logprobs, which are not served yet")
+
+
+def _refuse_text_format(text: object) -> None:
+    if not isinstance(text, dict):
+        raise ProtocolError(ErrorCode.INVALID_TYPE, "text must be an object", param="text")
+    form = text.get("format")
+    if form is None or (isinstance(form, dict) and form.get("type") == "text"):
+        return
+    raise _unsupported("text.format", 'must be {"type": "text"}: no other format is served')
+
+
+def _unsupported(param: str, what: str) -> ProtocolError:
+    return ProtocolError(ErrorCode.UNSUPPORTED_PARAMETER, f"{param} {what}", param=param)

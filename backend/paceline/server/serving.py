@@ -1,0 +1,221 @@
+"""Runs the application on one port until a signal, and shuts it down in the right order.
+
+SIGTERM or SIGINT: not ready, new sockets get 503, new requests an error; running responses have a
+grace time, then they are cancelled; each socket is closed with 1012 when its work has ended; then
+uvicorn stops, then the engine. A second signal ends the grace time at once.
+
+uvicorn's own signal handling is switched off: it would send 1012 to everybody first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import structlog
+import uvicorn
+
+from paceline.core.errors import ConfigError
+from paceline.server.admission import SessionSettings
+from paceline.server.app import build_app
+from paceline.server.bridge import Bridge
+from paceline.server.gateway import Gateway, GatewaySettings
+from paceline.server.websocket_transport import WebSocketTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anyio.abc import TaskStatus
+    from starlette.applications import Starlette
+
+    from paceline.core.config import ServeConfig
+    from paceline.core.events import StepResult
+    from paceline.core.limits import EngineLimits
+    from paceline.server.bridge import EnginePort
+    from paceline.server.prompts import TargetCodec
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("paceline.server")
+
+PING_INTERVAL_S = 20.0
+PING_TIMEOUT_S = 60.0
+CANCEL_TIMEOUT_S = 5.0
+REQUESTS_PER_LANE = 4
+ENGINE_STOP_TIMEOUT_S = 10.0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Raises ConfigError in one line when the address cannot be had. Do this before loading a model.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(f"host {host!r} is no address: {error}", field="host") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        why = "is in use" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0)
+        raise ConfigError(f"port {port} on {host} {why}", field="port") from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL that clients connect to."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    listener: socket.socket,
+    build_engine: Callable[[Callable[[StepResult], None]], EnginePort],
+    codec: TargetCodec,
+    config: ServeConfig,
+    *,
+    handle_signals: bool = True,
+    task_status: TaskStatus[Shutdown] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until a signal, or until `Shutdown.begin`. Returns after a clean end.
+
+    listener: from `bind`, closed at the end. build_engine: gets the function that takes each step's
+    result and gives back the engine's thread, not started. codec: the target's `TextCodec`.
+    handle_signals: False where somebody else owns them. task_status: is told, once the port
+    answers, the handle that ends the server.
+    """
+    bridge = Bridge()
+    engine = build_engine(bridge.deliver)
+    bridge.open(engine)
+    gateway = Gateway(
+        GatewaySettings.of(config), session_settings(codec, engine.limits, config), codec, bridge
+    )
+    server = _Server(build_app(gateway), config.max_message_bytes)
+    shutdown = Shutdown(gateway, server, config.grace_period_s)
+    engine.start()
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(shutdown.run)
+            if handle_signals:
+                tasks.start_soon(_watch_signals, shutdown)
+            tasks.start_soon(_announce, server, listener, shutdown, task_status)
+            await server.serve(sockets=[listener])
+            tasks.cancel_scope.cancel()
+    finally:
+        bridge.close()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(engine.stop, ENGINE_STOP_TIMEOUT_S)
+        log.info("stopped")
+
+
+def session_settings(
+    codec: TargetCodec, limits: EngineLimits, config: ServeConfig
+) -> SessionSettings:
+    """What sessions need to know of the model, the engine and the settings."""
+    return SessionSettings(
+        model=codec.name,
+        limits=limits,
+        eos_token_ids=codec.eos_token_ids,
+        max_lanes=config.max_lanes,
+        max_open=REQUESTS_PER_LANE * config.max_lanes,
+        max_stored_tokens=config.max_stored_tokens,
+    )
+
+
+class Shutdown:
+    """The way out: `begin` once for a graceful end, again to end the grace time."""
+
+    def __init__(self, gateway: Gateway, server: uvicorn.Server, grace_s: float) -> None:
+        self._gateway = gateway
+        self._server = server
+        self._grace_s = grace_s
+        self._begun = anyio.Event()
+        self._hurry = anyio.Event()
+
+    def begin(self) -> None:
+        """Start to shut down; if that has begun, stop waiting for running responses."""
+        if self._begun.is_set():
+            self._hurry.set()
+        self._begun.set()
+
+    async def run(self) -> None:
+        """Carries the shutdown out, once it has begun."""
+        await self._begun.wait()
+        self._gateway.begin_drain()
+        with anyio.move_on_after(self._grace_s):
+            await self._first_of_drained_and_hurry()
+        self._gateway.end_drain()
+        with anyio.move_on_after(CANCEL_TIMEOUT_S):
+            await self._gateway.wait_drained()
+        self._server.should_exit = True
+
+    async def _first_of_drained_and_hurry(self) -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def wait_for_hurry() -> None:
+                await self._hurry.wait()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(wait_for_hurry)
+            await self._gateway.wait_drained()
+            tasks.cancel_scope.cancel()
+
+
+async def _watch_signals(shutdown: Shutdown) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.info("signal", name=signal.Signals(number).name)
+            shutdown.begin()
+
+
+async def _announce(
+    server: _Server,
+    listener: socket.socket,
+    shutdown: Shutdown,
+    task_status: TaskStatus[Shutdown],
+) -> None:
+    await server.has_started.wait()
+    log.info("serving", address=address_of(listener))
+    task_status.started(shutdown)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our transport, without its signal handlers, access log and query strings."""
+
+    def __init__(self, app: Starlette, max_message_bytes: int) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                ws=WebSocketTransport,
+                ws_max_size=max_message_bytes,
+                ws_ping_interval=PING_INTERVAL_S,
+                ws_ping_timeout=PING_TIMEOUT_S,
+                ws_per_message_deflate=False,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(CANCEL_TIMEOUT_S),
+            )
+        )
+        self.has_started = anyio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.has_started.set()

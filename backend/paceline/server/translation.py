@@ -1,0 +1,147 @@
+"""Words of the wire from words of the engine, and back: pure functions, each mapping once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from paceline.core.errors import (
+    ContextLengthError,
+    EngineStoppedError,
+    NonFiniteLogitsError,
+    PacelineError,
+    QueueFullError,
+    RequestError,
+)
+from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
+from paceline.server.refusals import OPTION_NAMES
+from paceline_protocol.errors import ErrorCode, ProtocolError
+from paceline_protocol.requests import CompletionCreate, PacelineOptions
+from paceline_protocol.responses import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    PacelineSummary,
+    ResponseError,
+    ResponseUsage,
+)
+
+if TYPE_CHECKING:
+    from paceline.core.events import SpeculationSummary, Usage
+    from paceline_protocol.requests import ResponseCreate
+
+_CODES: Final[tuple[tuple[type[PacelineError], ErrorCode], ...]] = (
+    (ContextLengthError, ErrorCode.CONTEXT_LENGTH_EXCEEDED),
+    (QueueFullError, ErrorCode.QUEUE_FULL),
+    (RequestError, ErrorCode.INVALID_VALUE),
+    (EngineStoppedError, ErrorCode.SERVER_SHUTTING_DOWN),
+    (NonFiniteLogitsError, ErrorCode.NON_FINITE_LOGITS),
+    (PacelineError, ErrorCode.SERVER_ERROR),
+)
+
+
+def error_code(error: PacelineError) -> ErrorCode:
+    """The wire's code of an error: that of the first class in the table that it belongs to."""
+    return next(code for cls, code in _CODES if isinstance(error, cls))
+
+
+def protocol_error(
+    error: PacelineError, message: ResponseCreate | CompletionCreate
+) -> ProtocolError:
+    """The error with its field as a path in the message that asked."""
+    field = error.field if isinstance(error, RequestError) else None
+    if field in OPTION_NAMES:
+        field = f"paceline.{field}"
+    elif field == "input" and isinstance(message, CompletionCreate):
+        field = "prompt"
+    return ProtocolError(error_code(error), str(error), param=field, stream_id=message.stream_id)
+
+
+def failure(code: str | None, message: str) -> ResponseError:
+    """The error of a failed response. `code` is the engine's; an unknown one is a server error."""
+    known = next((known for known in ErrorCode if known == code), ErrorCode.SERVER_ERROR)
+    return ResponseError(
+        code="rate_limit_exceeded" if known is ErrorCode.QUEUE_FULL else "server_error",
+        message=message,
+        type=known.value,
+    )
+
+
+def sampling_of(message: ResponseCreate | CompletionCreate) -> SamplingParams:
+    """Defaults are those of the OpenAI API: temperature 1, top_p 1. Raises RequestError."""
+    options = message.paceline or PacelineOptions()
+    given = {
+        "temperature": message.temperature,
+        "top_p": message.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "repetition_penalty": options.repetition_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "logit_bias": None if options.logit_bias is None else tuple(options.logit_bias.items()),
+        "min_tokens": options.min_tokens,
+        "banned_token_ids": (
+            None if options.banned_token_ids is None else tuple(options.banned_token_ids)
+        ),
+    }
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def request_of(
+    message: ResponseCreate | CompletionCreate,
+    *,
+    request_id: str,
+    prompt_ids: tuple[int, ...],
+    max_new_tokens: int,
+    sampling: SamplingParams,
+    eos_token_ids: frozenset[int],
+    speculation_key: str,
+) -> Request:
+    """Raises RequestError naming the field that is out of range."""
+    options = message.paceline or PacelineOptions()
+    return Request(
+        request_id=request_id,
+        prompt_ids=prompt_ids,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        stop_token_ids=eos_token_ids | frozenset(options.stop_token_ids or ()),
+        stop=options.stop_strings,
+        speculation=Speculation(options.speculation or "auto"),
+        num_speculative_tokens=options.num_speculative_tokens,
+        drafter=DrafterKind(options.drafter or "auto"),
+        speculation_key=speculation_key,
+    )
+
+
+def usage_of(usage: Usage, *, num_output: int) -> ResponseUsage:
+    """num_output: what the client was sent, which for a prepared prompt is nothing."""
+    return ResponseUsage(
+        input_tokens=usage.num_prompt,
+        input_tokens_details=InputTokensDetails(cached_tokens=usage.num_cached),
+        output_tokens=num_output,
+        output_tokens_details=OutputTokensDetails(),
+        total_tokens=usage.num_prompt + num_output,
+    )
+
+
+def summary_of(summary: SpeculationSummary, usage: Usage) -> PacelineSummary:
+    """Raw counts and the ratios that clients want from them."""
+    seconds = summary.generation_ms / 1000
+    return PacelineSummary(
+        num_drafted=summary.num_drafted,
+        num_examined=summary.num_examined,
+        num_accepted=summary.num_accepted,
+        acceptance=summary.acceptance,
+        tokens_per_step=usage.num_output / summary.num_steps if summary.num_steps else None,
+        accepted_per_position=list(summary.accepted_per_position),
+        drafter=summary.drafter,
+        gate=summary.gate.value,
+        reason=summary.reason,
+        time_to_first_token_ms=summary.time_to_first_token_ms,
+        tokens_per_second=usage.num_output / seconds if seconds > 0 else None,
+        draft_ms=summary.draft_ms,
+        verify_ms=summary.verify_ms,
+        sample_ms=summary.sample_ms,
+        other_ms=summary.other_ms,
+        cached_tokens=usage.num_cached,
+        expected_plain_ms=summary.expected_plain_ms,
+    )
