@@ -28,6 +28,7 @@ from paceline.server.prompts import ChatPrompt, TextPrompt
 from paceline.server.translation import (
     error_code,
     failure,
+    failure_of,
     protocol_error,
     request_of,
     summary_of,
@@ -353,8 +354,7 @@ class Session:
             case FinishReason.CANCELLED:
                 events += each.stream.finish_cancelled(usage, summary)
             case FinishReason.ERROR:
-                error = failure(event.error_code, event.error or "the engine failed")
-                events += each.stream.finish_failed(error, usage, summary)
+                events += each.stream.finish_failed(failure_of(event), usage, summary)
         if event.reason is not FinishReason.ERROR:
             self._store(each, event)
         return self._finish(each, events)

@@ -25,7 +25,7 @@ from paceline_protocol.responses import (
 )
 
 if TYPE_CHECKING:
-    from paceline.core.events import SpeculationSummary, Usage
+    from paceline.core.events import FinishEvent, SpeculationSummary, Usage
     from paceline_protocol.requests import ResponseCreate
 
 _CODES: Final[tuple[tuple[type[PacelineError], ErrorCode], ...]] = (
@@ -55,14 +55,21 @@ def protocol_error(
     return ProtocolError(error_code(error), str(error), param=field, stream_id=message.stream_id)
 
 
-def failure(code: str | None, message: str) -> ResponseError:
-    """The error of a failed response. `code` is the engine's; an unknown one is a server error."""
-    known = next((known for known in ErrorCode if known == code), ErrorCode.SERVER_ERROR)
+def failure(code: ErrorCode, message: str) -> ResponseError:
+    """The error of a failed response; `type` is our own, finer code."""
     return ResponseError(
-        code="rate_limit_exceeded" if known is ErrorCode.QUEUE_FULL else "server_error",
+        code="rate_limit_exceeded" if code is ErrorCode.QUEUE_FULL else "server_error",
         message=message,
-        type=known.value,
+        type=code.value,
     )
+
+
+def failure_of(event: FinishEvent) -> ResponseError:
+    """The error of a response that the engine ended; the event names the class of the error."""
+    code = next(
+        (code for cls, code in _CODES if cls.__name__ == event.error_code), ErrorCode.SERVER_ERROR
+    )
+    return failure(code, event.error or "the engine could not go on with this response")
 
 
 def sampling_of(message: ResponseCreate | CompletionCreate) -> SamplingParams:
