@@ -1,0 +1,94 @@
+"""Puts an engine together from a target, perhaps a draft model, and sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.cache.prefix import PrefixCache
+from paceline.core.errors import ConfigError
+from paceline.core.request import DrafterKind
+from paceline.engine.drafters.auto import AutoDrafter
+from paceline.engine.drafters.model import ModelDrafter
+from paceline.engine.drafters.ngram import NgramDrafter
+from paceline.engine.drafters.null import NullDrafter
+from paceline.engine.engine import Engine
+from paceline.engine.policy import FixedPolicy
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.verifier import Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Many
+
+    from paceline.core.limits import EngineLimits
+    from paceline.engine.drafters.interface import Drafter
+    from paceline.engine.policy import SpeculationPolicy
+    from paceline.engine.runner import Runner
+    from paceline.engine.sequence import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """One model as the engine sees it. scrub: zeroes blocks of its K/V memory."""
+
+    runner: Runner
+    max_model_len: int
+    scrub: Callable[[Many[int]], None]
+
+
+def assemble(
+    *,
+    target: ModelPart,
+    draft: ModelPart | None,
+    drafter: DrafterKind,
+    limits: EngineLimits,
+    text_stream: Callable[[tuple[int, ...]], TextStream],
+    token_budget: int,
+    num_speculative_tokens: int,
+    prefix_caching: bool = True,
+    policy: SpeculationPolicy | None = None,
+) -> Engine:
+    """An engine ready to step.
+
+    Raises:
+        ConfigError: `drafter` is MODEL without a draft model.
+    """
+    chosen = make_drafter(drafter, draft, limits)
+    chosen_policy = policy or FixedPolicy(num_speculative_tokens)
+    cache = PrefixCache(limits.num_blocks, limits.block_size, enabled=prefix_caching)
+    return Engine(
+        scheduler=Scheduler(cache, limits, chosen, chosen_policy, token_budget),
+        verifier=Verifier(
+            target.runner, block_size=limits.block_size, vocabulary_size=limits.vocabulary_size
+        ),
+        drafter=chosen,
+        policy=chosen_policy,
+        limits=limits,
+        text_stream=text_stream,
+        scrub=target.scrub,
+    )
+
+
+def make_drafter(kind: DrafterKind, draft: ModelPart | None, limits: EngineLimits) -> Drafter:
+    """The drafter for the server's choice; a request may narrow it further."""
+    model: Drafter | None = None
+    if draft is not None:
+        model = ModelDrafter(
+            draft.runner,
+            block_size=limits.block_size,
+            vocabulary_size=limits.vocabulary_size,
+            max_model_len=draft.max_model_len,
+            scrub=draft.scrub,
+        )
+    match kind:
+        case DrafterKind.NONE:
+            return NullDrafter()
+        case DrafterKind.NGRAM:
+            return NgramDrafter()
+        case DrafterKind.MODEL:
+            if model is None:
+                raise ConfigError("the drafter `model` needs a draft model", field="draft")
+            return model
+        case DrafterKind.AUTO:
+            return NgramDrafter() if model is None else AutoDrafter(NgramDrafter(), model)

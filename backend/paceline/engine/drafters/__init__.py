@@ -1,0 +1,1 @@
+"""Drafters: cheap proposers behind one interface."""

@@ -1,0 +1,188 @@
+"""An independent small model as drafter: same tokenizer, own K/V in the target's blocks.
+
+To draft, it first computes the known tokens it lags behind by (one or two in the steady state),
+then one token after another from its own distribution. Its rows for drafted tokens that were
+accepted stay valid; the last drafted token is never fed to it, so after a full acceptance it trails
+by one token more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.request import DrafterKind
+from paceline.engine.drafters.interface import Proposal
+from paceline.engine.drafters.ngram import serves
+from paceline.model.batch import Segment, pack
+from paceline.sampling.acceptance import inverse_cdf
+from paceline.sampling.randomness import Purpose, uniforms
+from paceline.sampling.warping import WarpParameters, argmax_lowest, warp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Many
+
+    from torch import Tensor
+
+    from paceline.engine.plan import Outcome, PlanEntry
+    from paceline.engine.runner import Runner
+    from paceline.engine.sequence import Sequence
+
+MAX_TOKENS = 6
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The draft of one entry while it grows."""
+
+    sequence: Sequence
+    limit: int
+    ids: list[int]
+    rows: list[int]
+
+
+class ModelDrafter:
+    """Drafts with a model of the target's vocabulary.
+
+    runner: the draft model; vocabulary_size: ids that mean the same in both models.
+    max_model_len: positions that the draft model has. scrub: zeroes blocks of its K/V.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        block_size: int,
+        vocabulary_size: int,
+        max_model_len: int,
+        scrub: Callable[[Many[int]], None],
+    ) -> None:
+        self._runner = runner
+        self._block_size = block_size
+        self._vocabulary_size = vocabulary_size
+        self._max_model_len = max_model_len
+        self._scrub = scrub
+        self._num_draft_rows: dict[str, int] = {}
+        self._broken: set[str] = set()
+
+    @property
+    def required_features(self) -> tuple[int, ...]:
+        return ()
+
+    def max_tokens(self, sequence: Sequence) -> int:
+        if not self._serves(sequence):
+            return 0
+        return max(0, min(MAX_TOKENS, self._max_model_len - sequence.num_tokens))
+
+    def lag(self, sequence: Sequence) -> int:
+        return sequence.num_draft_lag if self._serves(sequence) else 0
+
+    def admit(self, sequence: Sequence) -> None:
+        """The scheduler has set the cursor to the valid rows of cached blocks."""
+
+    def propose(self, entries: Many[PlanEntry]) -> Proposal:
+        drafts: list[_Draft] = []
+        segments: list[Segment] = []
+        growing: list[_Draft] = []
+        for entry in entries:
+            sequence = entry.sequence
+            draft = _Draft(sequence, min(entry.num_drafted, self.max_tokens(sequence)), [], [])
+            drafts.append(draft)
+            count = min(entry.num_catch_up, sequence.num_draft_lag)
+            can_draft = draft.limit > 0 and count == sequence.num_draft_lag
+            if count == 0:
+                continue
+            start = sequence.num_draft_computed
+            known = sequence.token_ids[start : start + count]
+            segments.append(Segment(known, start, sequence.block_table, int(can_draft)))
+            sequence.num_draft_computed += count
+            if can_draft:
+                growing.append(draft)
+        rows: list[Tensor] = []
+        num_rows = 0
+        while segments:
+            logits = self._runner.forward(pack(segments, self._block_size)).logits
+            if not growing:
+                break
+            growing, probs = self._extend(growing, logits[:, : self._vocabulary_size], num_rows)
+            if probs is not None:
+                rows.append(probs)
+                num_rows += len(probs)
+            growing = [draft for draft in growing if len(draft.ids) < draft.limit]
+            segments = [
+                Segment(
+                    draft.ids[-1:],
+                    draft.sequence.num_tokens + len(draft.ids) - 1,
+                    draft.sequence.block_table,
+                    1,
+                )
+                for draft in growing
+            ]
+        for draft in drafts:
+            self._num_draft_rows[draft.sequence.request_id] = max(0, len(draft.ids) - 1)
+        return Proposal(
+            draft_ids=tuple(tuple(draft.ids) for draft in drafts),
+            row_index=tuple(tuple(draft.rows) for draft in drafts),
+            drafter_names=("model",) * len(drafts),
+            rows=torch.cat(rows) if rows else None,
+        )
+
+    def observe(self, outcomes: Many[Outcome], features: Tensor | None) -> None:
+        for outcome in outcomes:
+            sequence = outcome.sequence
+            written = self._num_draft_rows.pop(sequence.request_id, 0)
+            if written:
+                sequence.num_draft_computed += min(outcome.num_accepted, written)
+
+    def release(self, sequence: Sequence) -> None:
+        self._num_draft_rows.pop(sequence.request_id, None)
+        self._broken.discard(sequence.request_id)
+
+    def _serves(self, sequence: Sequence) -> bool:
+        return serves(sequence, DrafterKind.MODEL) and sequence.request_id not in self._broken
+
+    def _extend(
+        self, growing: list[_Draft], logits: Tensor, num_rows: int
+    ) -> tuple[list[_Draft], Tensor | None]:
+        """Sample one more token for each draft from its row of logits.
+
+        Returns the drafts that got one and the float32 rows that were sampled from; a draft whose
+        row is not finite ends here.
+        """
+        finite = torch.isfinite(logits.amax(-1))
+        if not bool(finite.all()):
+            for draft, is_good in zip(growing, finite.tolist(), strict=True):
+                if not is_good:
+                    self._drop(draft.sequence)
+            growing = [d for d in growing if d.sequence.request_id not in self._broken]
+            logits = logits[finite]
+            if not growing:
+                return [], None
+        params = [draft.sequence.request.sampling for draft in growing]
+        parameters = WarpParameters.of(params, logits.device)
+        if parameters.all_greedy:
+            for draft, token in zip(growing, argmax_lowest(logits).tolist(), strict=True):
+                draft.ids.append(token)
+                draft.rows.append(-1)
+            return growing, None
+        probs = warp(logits, parameters)
+        noise = uniforms(
+            [draft.sequence.seed for draft in growing],
+            [draft.sequence.num_tokens + len(draft.ids) for draft in growing],
+            [draft.sequence.round for draft in growing],
+            Purpose.DRAFT,
+        )
+        tokens = inverse_cdf(probs, torch.from_numpy(noise).to(probs.device)).tolist()
+        for row, (draft, token) in enumerate(zip(growing, tokens, strict=True)):
+            draft.ids.append(token)
+            draft.rows.append(-1 if draft.sequence.request.sampling.is_greedy else num_rows + row)
+        return growing, probs
+
+    def _drop(self, sequence: Sequence) -> None:
+        """The draft model broke down on this sequence: it decodes plainly from now on. NaN left in
+        its blocks would poison whoever gets them next, even behind a mask."""
+        self._broken.add(sequence.request_id)
+        self._scrub(sequence.block_table)

@@ -1,0 +1,110 @@
+"""Looks a continuation up in the sequence itself: free, and right wherever text repeats.
+
+The longest suffix of the sequence that occurred before, up to a limit, is found, and what followed
+its most recent occurrence is proposed. The draft is deterministic, so it counts as a one-hot
+distribution in verification.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.core.request import DrafterKind
+from paceline.engine.drafters.interface import Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Many
+
+    from torch import Tensor
+
+    from paceline.engine.plan import Outcome, PlanEntry
+    from paceline.engine.sequence import Sequence
+
+MAX_TOKENS = 16
+_LONGEST = 5
+_SHORTEST = 2
+
+
+class NgramIndex:
+    """Where each n-gram of a growing token list last ended, for every n from shortest to longest.
+
+    Incremental: `extend` visits each token once. The n-grams that end at the very end of the list
+    are not entered yet, so that a look-up finds an earlier occurrence, never itself.
+    """
+
+    def __init__(self, shortest: int = _SHORTEST, longest: int = _LONGEST) -> None:
+        self._shortest = shortest
+        self._longest = longest
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
+
+    def extend(self, token_ids: Many[int]) -> None:
+        """Enter all n-grams that end before the last token of the grown list."""
+        for end in range(self._num_indexed + 1, len(token_ids)):
+            for size in range(self._shortest, min(self._longest, end) + 1):
+                self._ends[tuple(token_ids[end - size : end])] = end
+        self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
+
+    def continuation(self, token_ids: Many[int], count: int) -> tuple[int, ...]:
+        """Up to `count` tokens that followed the longest indexed suffix; () without a match.
+
+        A match that runs into the end of the list goes on with what it has just proposed, so a
+        repeated pattern is continued however short its period is.
+        """
+        total = len(token_ids)
+        for size in range(min(self._longest, total), self._shortest - 1, -1):
+            start = self._ends.get(tuple(token_ids[total - size :]))
+            if start is not None:
+                period = total - start
+                return tuple(token_ids[start + offset % period] for offset in range(count))
+        return ()
+
+
+class NgramDrafter:
+    """One index per sequence that has blocks."""
+
+    def __init__(self) -> None:
+        self._indices: dict[str, NgramIndex] = {}
+
+    @property
+    def required_features(self) -> tuple[int, ...]:
+        return ()
+
+    def max_tokens(self, sequence: Sequence) -> int:
+        return MAX_TOKENS if serves(sequence, DrafterKind.NGRAM) else 0
+
+    def lag(self, sequence: Sequence) -> int:
+        return 0
+
+    def admit(self, sequence: Sequence) -> None:
+        index = NgramIndex()
+        index.extend(sequence.token_ids)
+        self._indices[sequence.request_id] = index
+
+    def propose(self, entries: Many[PlanEntry]) -> Proposal:
+        drafts = tuple(self.lookup(entry.sequence, entry.num_drafted) for entry in entries)
+        return Proposal(
+            draft_ids=drafts,
+            row_index=tuple((-1,) * len(draft) for draft in drafts),
+            drafter_names=("ngram",) * len(entries),
+        )
+
+    def lookup(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """The continuation that would be proposed, up to `count` tokens."""
+        if count == 0 or not serves(sequence, DrafterKind.NGRAM):
+            return ()
+        return self._indices[sequence.request_id].continuation(sequence.token_ids, count)
+
+    def observe(self, outcomes: Many[Outcome], features: Tensor | None) -> None:
+        for outcome in outcomes:
+            index = self._indices.get(outcome.sequence.request_id)
+            if index is not None:
+                index.extend(outcome.sequence.token_ids)
+
+    def release(self, sequence: Sequence) -> None:
+        self._indices.pop(sequence.request_id, None)
+
+
+def serves(sequence: Sequence, kind: DrafterKind) -> bool:
+    """Whether the request lets a drafter of this kind propose."""
+    return sequence.request.drafter in (DrafterKind.AUTO, kind)

@@ -1,0 +1,411 @@
+"""The step: drain, schedule, draft, verify, accept, commit, observe.
+
+`Engine` belongs to one thread. Only `submit`, `cancel` and `status` may be called from others: they
+leave a note in the inbox, which is read at the start of a step and nowhere else.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.errors import (
+    EngineBusyError,
+    NonFiniteLogitsError,
+    PacelineError,
+    QueueFullError,
+    RequestError,
+)
+from paceline.core.events import (
+    EngineEvent,
+    EngineStatus,
+    FinishEvent,
+    FinishReason,
+    StepResult,
+    StepTimes,
+    TokenEvent,
+    TokenSource,
+)
+from paceline.engine.commit import commit, flush_text, summary, usage
+from paceline.engine.drafters.interface import Proposal
+from paceline.engine.plan import Outcome, StepPlan
+from paceline.engine.sequence import Sequence, SequenceStatus, TextStream
+from paceline.sampling.acceptance import NextSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from paceline.core.limits import EngineLimits
+    from paceline.core.request import Request
+    from paceline.engine.drafters.interface import Drafter
+    from paceline.engine.policy import SpeculationPolicy
+    from paceline.engine.scheduler import Scheduler
+    from paceline.engine.verifier import Scores, Verifier
+
+_SOURCES = {
+    NextSource.PLAIN: TokenSource.PLAIN,
+    NextSource.RESIDUAL: TokenSource.RESIDUAL,
+    NextSource.BONUS: TokenSource.BONUS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A launched step whose outcome has not been read back from the device.
+
+    outcome: int64 [4, B] for the sampled entries: accepted, next token, source, usable.
+    """
+
+    plan: StepPlan
+    proposal: Proposal
+    scores: Scores
+    outcome: Tensor | None
+    draft_cursors: tuple[int, ...]
+    started_at: float
+    times: StepTimes
+
+
+class Engine:
+    """Serves requests step by step.
+
+    scheduler, verifier, drafter, policy: the stages. text_stream: makes the detokenizer of a
+    sequence from its prompt. scrub: zeroes blocks whose contents proved worthless. clock: seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        verifier: Verifier,
+        drafter: Drafter,
+        policy: SpeculationPolicy,
+        limits: EngineLimits,
+        text_stream: Callable[[tuple[int, ...]], TextStream],
+        scrub: Callable[[list[int]], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.limits = limits
+        self._scheduler = scheduler
+        self._verifier = verifier
+        self._drafter = drafter
+        self._policy = policy
+        self._text_stream = text_stream
+        self._scrub = scrub
+        self._clock = clock
+        self._inbox: deque[Request | str] = deque()
+        self._arrivals: dict[str, float] = {}
+        self._sequences: dict[str, Sequence] = {}
+        self._owner: int | None = None
+        self._num_steps = 0
+        self._status = EngineStatus()
+
+    # Called from any thread.
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it enters at the next step.
+
+        Raises:
+            RequestError: it can never be served, its id is in use, or the queue is full.
+        """
+        self.limits.check(request)
+        if request.request_id in self._arrivals:
+            raise RequestError(f"a request with the id {request.request_id} is open", field="id")
+        if self._status.num_waiting + len(self._inbox) >= self.limits.max_waiting:
+            raise QueueFullError(
+                f"{self.limits.max_waiting} requests are waiting already; try again later"
+            )
+        self._arrivals[request.request_id] = self._clock()
+        self._inbox.append(request)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at the next step boundary; an unknown id is ignored."""
+        self._inbox.append(request_id)
+
+    def status(self) -> EngineStatus:
+        """The engine as of the end of the last step."""
+        return self._status
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._inbox) or self._scheduler.has_work
+
+    # Called from the owner thread alone.
+
+    def step(self) -> StepResult:
+        """One scheduler iteration with one target pass. An error in it fails the sequences that
+        it ran, never the engine."""
+        self._assert_owner()
+        started_at = self._clock()
+        events = self._drain()
+        plan = StepPlan(())
+        times = StepTimes()
+        num_rows = 0
+        try:
+            plan = self._scheduler.schedule()
+            if plan.entries:
+                in_flight = self.launch(plan, started_at)
+                new_events, times = self.collect(in_flight)
+                events += new_events
+                num_rows = in_flight.scores.num_tokens
+        except Exception as error:  # whatever broke, its requests must still end with an event
+            events += self._fail_running(error)
+        self._num_steps += 1
+        self._status = self._make_status(num_rows, times)
+        return StepResult(tuple(events), self._status)
+
+    def launch(self, plan: StepPlan, started_at: float) -> InFlight:
+        """Draft, verify and accept: everything up to reading the outcome back."""
+        entries = plan.entries
+        for entry in entries:
+            if entry.sequence.started_at is None:
+                entry.sequence.started_at = started_at
+        planned_at = self._clock()
+        cursors = tuple(entry.sequence.num_draft_computed for entry in entries)
+        proposal = self._propose(plan)
+        drafted_at = self._clock()
+        scores = self._verifier.score(entries, proposal.draft_ids)
+        verified_at = self._clock()
+        outcome = None
+        if scores.sampled:
+            acceptance, is_usable = self._verifier.accept(entries, proposal, scores)
+            outcome = torch.stack(
+                (
+                    acceptance.num_accepted,
+                    acceptance.next_token,
+                    acceptance.source,
+                    is_usable.to(torch.int64),
+                )
+            )
+        sampled_at = self._clock()
+        times = StepTimes(
+            draft_ms=(drafted_at - planned_at) * 1e3,
+            verify_ms=(verified_at - drafted_at) * 1e3,
+            sample_ms=(sampled_at - verified_at) * 1e3,
+            other_ms=(planned_at - started_at) * 1e3,
+        )
+        return InFlight(plan, proposal, scores, outcome, cursors, started_at, times)
+
+    def collect(self, in_flight: InFlight) -> tuple[list[EngineEvent], StepTimes]:
+        """Read the outcome, commit, roll back, register full blocks, let drafter and policy see."""
+        begun_at = self._clock()
+        entries = in_flight.plan.entries
+        columns = [] if in_flight.outcome is None else in_flight.outcome.t().tolist()
+        read_at = self._clock()
+        decided = dict(zip(in_flight.scores.sampled, columns, strict=True))
+        events: list[EngineEvent] = []
+        outcomes: list[Outcome] = []
+        finished: list[tuple[Sequence, FinishEvent]] = []
+        for index, entry in enumerate(entries):
+            sequence = entry.sequence
+            num_before = sequence.num_tokens
+            drafted = in_flight.proposal.draft_ids[index]
+            num_accepted = num_committed = 0
+            sequence.num_computed += entry.num_target_tokens
+            finish: FinishEvent | None = None
+            if index in decided:
+                num_accepted, next_token, source, is_usable = decided[index]
+                if is_usable:
+                    token_event, finish = self._commit(
+                        sequence, drafted, num_accepted, next_token, NextSource(source), read_at
+                    )
+                    num_committed = len(token_event.tokens)
+                    events.append(token_event)
+                    if drafted:
+                        sequence.drafter_name = in_flight.proposal.drafter_names[index]
+                        sequence.counters.count_round(len(drafted), num_accepted)
+                else:
+                    self._finish_broken(sequence, events)
+            elif entry.completes:
+                finish = self._finish_event(sequence, FinishReason.LENGTH, read_at)
+            if sequence.status is SequenceStatus.RUNNING:
+                outcomes.append(
+                    Outcome(
+                        sequence,
+                        num_before,
+                        len(drafted),
+                        num_accepted,
+                        num_committed,
+                        in_flight.scores.first_tokens[index],
+                        entry.num_target_tokens + len(drafted),
+                    )
+                )
+                self._scheduler.register_full_blocks(sequence)
+            if finish is not None:
+                finished.append((sequence, finish))
+        self._observe(in_flight, outcomes)
+        for sequence, finish_event in finished:
+            self._close(sequence)
+            events.append(finish_event)
+        times = self._share_times(in_flight, begun_at, read_at)
+        self._policy.observe(outcomes, times)
+        return events, times
+
+    def abort(self, reason: str) -> StepResult:
+        """End every open request with an error; for shutdown."""
+        events = self._drain()
+        error = PacelineError(reason)
+        for sequence in list(self._sequences.values()):
+            events.append(self._finish_event(sequence, FinishReason.ERROR, self._clock(), error))
+            self._close(sequence)
+        self._status = self._make_status(0, StepTimes())
+        return StepResult(tuple(events), self._status)
+
+    def _drain(self) -> list[EngineEvent]:
+        events: list[EngineEvent] = []
+        while self._inbox:
+            note = self._inbox.popleft()
+            if isinstance(note, str):
+                sequence = self._sequences.get(note)
+                if sequence is not None:
+                    events.append(
+                        self._finish_event(sequence, FinishReason.CANCELLED, self._clock())
+                    )
+                    self._close(sequence)
+                continue
+            seed = secrets.randbits(64) if note.sampling.seed is None else note.sampling.seed
+            sequence = Sequence(
+                note, self._text_stream(note.prompt_ids), seed, self._arrivals[note.request_id]
+            )
+            self._sequences[note.request_id] = sequence
+            self._scheduler.add(sequence)
+        return events
+
+    def _propose(self, plan: StepPlan) -> Proposal:
+        """The drafter's proposal, spread over all entries of the plan."""
+        chosen = [index for index, e in enumerate(plan.entries) if e.num_drafted or e.num_catch_up]
+        count = len(plan.entries)
+        drafts: list[tuple[int, ...]] = [()] * count
+        row_index: list[tuple[int, ...]] = [()] * count
+        names = ["none"] * count
+        if not chosen:
+            return Proposal(tuple(drafts), tuple(row_index), tuple(names))
+        made = self._drafter.propose([plan.entries[index] for index in chosen])
+        for position, index in enumerate(chosen):
+            drafts[index] = made.draft_ids[position]
+            row_index[index] = made.row_index[position]
+            names[index] = made.drafter_names[position]
+        return Proposal(tuple(drafts), tuple(row_index), tuple(names), made.rows, made.vocab_ids)
+
+    def _commit(
+        self,
+        sequence: Sequence,
+        drafted: tuple[int, ...],
+        num_accepted: int,
+        next_token: int,
+        source: NextSource,
+        now: float,
+    ) -> tuple[TokenEvent, FinishEvent | None]:
+        run = [*drafted[:num_accepted], next_token]
+        sources = [TokenSource.ACCEPTED] * num_accepted + [_SOURCES[source]]
+        committed = commit(sequence, run, sources, self.limits.max_sequence_tokens)
+        # Rollback is this line: rows of rejected and of cut-off tokens are simply not counted.
+        sequence.num_computed = sequence.num_tokens - 1
+        sequence.round += 1
+        sequence.counters.num_steps += 1
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+        event = TokenEvent(sequence.request_id, committed.tokens)
+        if committed.finish is None:
+            return event, None
+        finish = self._finish_event(
+            sequence, committed.finish, now, tail=committed.tail, stop_match=committed.stop_match
+        )
+        return event, finish
+
+    def _observe(self, in_flight: InFlight, outcomes: list[Outcome]) -> None:
+        self._drafter.observe(outcomes, in_flight.scores.features)
+        cursors = {
+            entry.sequence.request_id: cursor
+            for entry, cursor in zip(in_flight.plan.entries, in_flight.draft_cursors, strict=True)
+        }
+        for outcome in outcomes:
+            sequence = outcome.sequence
+            start, end = cursors[sequence.request_id], sequence.num_draft_computed
+            if end > start:
+                self._scheduler.cache.record_draft_rows(sequence.block_table, start, end)
+
+    def _finish_broken(self, sequence: Sequence, events: list[EngineEvent]) -> None:
+        error = NonFiniteLogitsError("the model gave no usable probabilities (NaN or infinity)")
+        events.append(self._finish_event(sequence, FinishReason.ERROR, self._clock(), error))
+        self._close(sequence, discard=True)
+
+    def _fail_running(self, error: Exception) -> list[EngineEvent]:
+        events: list[EngineEvent] = []
+        for sequence in list(self._scheduler.running):
+            events.append(self._finish_event(sequence, FinishReason.ERROR, self._clock(), error))
+            self._close(sequence, discard=True)
+        return events
+
+    def _finish_event(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        error: Exception | None = None,
+        *,
+        tail: str | None = None,
+        stop_match: str | int | None = None,
+    ) -> FinishEvent:
+        return FinishEvent(
+            request_id=sequence.request_id,
+            reason=reason,
+            usage=usage(sequence),
+            summary=summary(sequence, now),
+            text=flush_text(sequence) if tail is None else tail,
+            stop_match=stop_match,
+            error=None if error is None else f"{type(error).__name__}: {error}",
+            error_code=None if error is None else type(error).__name__,
+        )
+
+    def _close(self, sequence: Sequence, *, discard: bool = False) -> None:
+        self._scrub(self._scheduler.finish(sequence, discard=discard))
+        del self._sequences[sequence.request_id]
+        del self._arrivals[sequence.request_id]
+
+    def _share_times(self, in_flight: InFlight, begun_at: float, read_at: float) -> StepTimes:
+        """The step's times, added in equal shares to the sequences that it computed."""
+        ended_at = self._clock()
+        before = in_flight.times
+        times = StepTimes(
+            draft_ms=before.draft_ms,
+            verify_ms=before.verify_ms,
+            sample_ms=before.sample_ms + (read_at - begun_at) * 1e3,
+            other_ms=before.other_ms + (ended_at - read_at) * 1e3,
+        )
+        share = 1 / len(in_flight.plan.entries)
+        for entry in in_flight.plan.entries:
+            counters = entry.sequence.counters
+            counters.draft_ms += times.draft_ms * share
+            counters.verify_ms += times.verify_ms * share
+            counters.sample_ms += times.sample_ms * share
+            counters.other_ms += times.other_ms * share
+        return times
+
+    def _make_status(self, num_rows: int, times: StepTimes) -> EngineStatus:
+        pool = self._scheduler.cache.pool
+        return EngineStatus(
+            step=self._num_steps,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_cached,
+            num_rows=num_rows,
+            times=times,
+        )
+
+    def _assert_owner(self) -> None:
+        thread = threading.get_ident()
+        if self._owner is None:
+            self._owner = thread
+        elif self._owner != thread:
+            raise EngineBusyError("a step was asked for by a thread that does not own the engine")

@@ -1,0 +1,251 @@
+"""Who is computed in the next step, how far, and on which blocks. Knows no tensors.
+
+There is no prefill phase and no decode phase. Every sequence has known tokens and computed ones;
+computed catches up, and a drafted token is one more to catch up. A step computes at most
+`token_budget` tokens: decoding sequences first, then chunks of prompts in order of arrival, then
+new admissions, and what is left goes to draft models that lag behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline.engine.plan import PlanEntry, StepPlan
+from paceline.engine.sequence import SequenceStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paceline.cache.prefix import PrefixCache
+    from paceline.core.limits import EngineLimits
+    from paceline.engine.drafters.interface import Drafter
+    from paceline.engine.policy import SpeculationPolicy
+    from paceline.engine.sequence import Sequence
+
+# A drafter that trails by at most this many tokens is in step: no catching up to charge for.
+_IN_STEP = 2
+
+
+class Scheduler:
+    """Owns the queue, the running list (oldest first) and every block table.
+
+    token_budget: at least max_sequences, so that no decoding sequence is ever left out.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        limits: EngineLimits,
+        drafter: Drafter,
+        policy: SpeculationPolicy,
+        token_budget: int,
+    ) -> None:
+        if token_budget < limits.max_sequences:
+            raise ValueError("token_budget must be at least max_sequences")
+        self.cache = cache
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._limits = limits
+        self._drafter = drafter
+        self._policy = policy
+        self._token_budget = token_budget
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence, whose request `EngineLimits.check` let through."""
+        self.waiting.append(sequence)
+
+    def schedule(self) -> StepPlan:
+        """The next step's plan; its blocks are reserved. Empty only when there is no work."""
+        preempted: list[Sequence] = []
+        entries = self._plan_decoding(preempted)
+        budget = self._token_budget - sum(e.num_target_tokens + e.num_drafted for e in entries)
+        for sequence in self.running:
+            if not sequence.is_decoding and budget > 0:
+                entries.append(self._plan_chunk(sequence, budget))
+                budget -= entries[-1].num_target_tokens
+        while self.waiting and budget > 0 and len(self.running) < self._limits.max_sequences:
+            if preempted or not self._admit(self.waiting[0]):
+                break
+            sequence = self.waiting.popleft()
+            entries.append(self._plan_chunk(sequence, budget))
+            budget -= entries[-1].num_target_tokens
+        return StepPlan(tuple(self._plan_catch_up(entries, budget)), tuple(preempted))
+
+    def finish(self, sequence: Sequence, *, discard: bool = False) -> list[int]:
+        """Take a sequence out for good.
+
+        discard: its K/V is worthless. The blocks that nobody else holds are withdrawn from sharing
+        and returned, for the caller to scrub before the next step.
+        """
+        worthless: list[int] = []
+        if sequence.status is SequenceStatus.WAITING:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            if discard:
+                held_alone = self.cache.pool.num_references
+                worthless = [b for b in sequence.block_table if held_alone(b) == 1]
+                for block_id in worthless:
+                    self.cache.withdraw(block_id)
+            self._release(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        return worthless
+
+    def register_full_blocks(self, sequence: Sequence) -> None:
+        """Make the committed, computed full blocks findable. Call after rollback."""
+        size = self.cache.block_size
+        num_full = sequence.num_computed // size
+        if num_full == sequence.num_registered:
+            return
+        if num_full > len(sequence.block_keys):
+            known, salt = sequence.token_ids[: num_full * size], sequence.request.cache_salt
+            sequence.block_keys = self.cache.keys(known, salt, sequence.block_keys)
+        for index in range(sequence.num_registered, num_full):
+            self.cache.register(sequence.block_table[index], sequence.block_keys[index])
+        sequence.num_registered = num_full
+
+    def _plan_decoding(self, preempted: list[Sequence]) -> list[PlanEntry]:
+        decoding = [s for s in self.running if s.is_decoding]
+        num_prefill_rows = min(
+            sum(s.num_uncomputed for s in self.running if not s.is_decoding), self._token_budget
+        )
+        wanted = self._policy.choose(decoding, num_prefill_rows)
+        counts = [min(n, self._room(s)) for s, n in zip(decoding, wanted, strict=True)]
+        counts = self._fit_budget(counts)
+        entries = []
+        for sequence, count in zip(decoding, counts, strict=True):
+            if not self._reserve(sequence, sequence.num_tokens + count):
+                return self._plan_without_drafts(decoding, preempted)
+            entries.append(PlanEntry(sequence, 1, True, count))
+        return entries
+
+    def _plan_without_drafts(
+        self, decoding: list[Sequence], preempted: list[Sequence]
+    ) -> list[PlanEntry]:
+        """Blocks ran short: nobody drafts, lookahead goes back, and only then is the youngest
+        sequence preempted, until the oldest ones have what they need."""
+        for sequence in self.running:
+            self._give_back_lookahead(sequence)
+        entries = []
+        for sequence in decoding:
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
+            while not self._reserve(sequence, sequence.num_tokens):
+                victim = self.running[-1]
+                self._preempt(victim)
+                preempted.append(victim)
+                if victim is sequence:
+                    break
+            else:
+                entries.append(PlanEntry(sequence, 1, True))
+        return entries
+
+    def _plan_chunk(self, sequence: Sequence, budget: int) -> PlanEntry:
+        count = min(sequence.num_uncomputed, budget)
+        return PlanEntry(sequence, count, count == sequence.num_uncomputed)
+
+    def _room(self, sequence: Sequence) -> int:
+        """Drafted tokens that can still be of use: the token behind them must fit as well."""
+        request = sequence.request
+        left = min(
+            request.max_new_tokens - sequence.num_output,
+            self._limits.max_sequence_tokens - sequence.num_tokens,
+        )
+        return max(0, min(left - 1, self._drafter.max_tokens(sequence)))
+
+    def _fit_budget(self, counts: list[int]) -> list[int]:
+        """Take from the deepest drafts until decoding keeps within its share of the budget.
+
+        A quarter of the budget stays free of drafts while prompts are waiting to be computed.
+        """
+        is_prefilling = bool(self.waiting) or any(not s.is_decoding for s in self.running)
+        reserve = self._token_budget // 4 if is_prefilling else 0
+        room = max(0, self._token_budget - reserve - len(counts))
+        total = sum(counts)
+        depth = max(counts, default=0)
+        while total > room:
+            for index, count in enumerate(counts):
+                if count == depth and total > room:
+                    counts[index] -= 1
+                    total -= 1
+            depth -= 1
+        return counts
+
+    def _plan_catch_up(self, entries: list[PlanEntry], budget: int) -> Iterable[PlanEntry]:
+        for entry in entries:
+            if entry.num_drafted == 0:
+                yield entry
+                continue
+            lag = self._drafter.lag(entry.sequence)
+            if lag > _IN_STEP:
+                lag = min(lag, max(budget, 0))
+                budget -= lag
+            yield replace(entry, num_catch_up=lag)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give the queue's first sequence all blocks for its known tokens, or leave it there."""
+        size = self.cache.block_size
+        sequence.block_keys = self.cache.keys(
+            sequence.token_ids, sequence.request.cache_salt, sequence.block_keys
+        )
+        matched = self.cache.match(sequence.block_keys, sequence.num_tokens)
+        needed = -(-sequence.num_tokens // size) - len(matched)
+        # Every running sequence may need a block soon; without this reserve a preempted sequence
+        # would come back only to be preempted again.
+        reserve = len(self.running)
+        fresh = None
+        if needed + reserve <= self.cache.pool.num_available:
+            fresh = self.cache.allocate(needed)
+        if fresh is None:
+            self.cache.pool.release(reversed(matched))
+            return False
+        sequence.block_table = matched + fresh
+        sequence.num_computed = len(matched) * size
+        sequence.num_registered = len(matched)
+        sequence.num_draft_computed = min(
+            self.cache.num_leading_draft_rows(matched), sequence.num_computed
+        )
+        if sequence.num_cached_prompt is None:
+            sequence.num_cached_prompt = min(sequence.num_computed, sequence.num_prompt)
+        sequence.status = SequenceStatus.RUNNING
+        self.running.append(sequence)
+        self._drafter.admit(sequence)
+        return True
+
+    def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make the block table cover num_tokens tokens."""
+        missing = -(-num_tokens // self.cache.block_size) - len(sequence.block_table)
+        if missing <= 0:
+            return True
+        fresh = self.cache.allocate(missing)
+        if fresh is None:
+            return False
+        sequence.block_table += fresh
+        return True
+
+    def _give_back_lookahead(self, sequence: Sequence) -> None:
+        used = -(-sequence.num_tokens // self.cache.block_size)
+        self.cache.pool.release(reversed(sequence.block_table[used:]))
+        del sequence.block_table[used:]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's blocks; it waits at the head of the queue and recomputes."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.counters.num_preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._drafter.release(sequence)
+        self.cache.pool.release(reversed(sequence.block_table))
+        sequence.block_table = []
+        sequence.num_computed = 0
+        sequence.num_draft_computed = 0
+        sequence.num_registered = 0
