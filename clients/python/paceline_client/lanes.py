@@ -14,6 +14,7 @@ import anyio
 from msgspec import UNSET
 
 from paceline_client.buffers import EventBuffer, merge_deltas
+from paceline_client.errors import SessionClosedError
 from paceline_protocol import ErrorCode
 from paceline_protocol.messages import (
     ErrorEvent,
@@ -65,8 +66,10 @@ class OpenResponse:
             self._connection.send(ResponseCancel(stream_id=self.lane))
 
     def abandon(self) -> None:
-        """Nobody reads it any more: cancel it and drop what still comes."""
+        """Nobody reads it any more: cancel it and drop what still comes. A task that waits for an
+        event is woken."""
         self._is_abandoned = True
+        self.events.fail(SessionClosedError())
         self.cancel()
 
 

@@ -112,6 +112,8 @@ class ResponseStream:
             self.close()
             raise
         except Exception:
+            if self._is_done:  # closed by another task while this one waited
+                raise StopAsyncIteration from None
             self._is_done = True
             raise
         self._note(event)

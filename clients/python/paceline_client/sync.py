@@ -1,0 +1,221 @@
+"""The client for programs without an event loop: the async one, run in a thread of its own."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from anyio.from_thread import start_blocking_portal
+
+from paceline_client.conversation import Conversation
+from paceline_client.endpoint import DEFAULT_URL, CodecName
+from paceline_client.session import Session, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+    from types import TracebackType
+    from typing import Self
+
+    from anyio.from_thread import BlockingPortal
+
+    from paceline_client.requests import Input, Options
+    from paceline_client.streams import ResponseStream
+    from paceline_protocol.messages import Response, ServerEvent
+
+
+class SyncStream:
+    """An iterator over a response's events. Leave it with `with` or `close` to cancel early.
+
+    An interrupt (Ctrl-C) while it waits loses nothing: iterating on gives the event that was
+    awaited. That is how `cancel` and then reading to the end works.
+    """
+
+    def __init__(self, portal: BlockingPortal, stream: ResponseStream) -> None:
+        self._portal = portal
+        self._stream = stream
+        self._awaited: Future[ServerEvent | None] | None = None
+
+    @property
+    def response(self) -> Response | None:
+        """As in `ResponseStream`."""
+        return self._stream.response
+
+    @property
+    def text(self) -> str:
+        """As in `ResponseStream`."""
+        return self._stream.text
+
+    def cancel(self) -> None:
+        """As in `ResponseStream`."""
+        self._portal.call(self._stream.cancel)
+
+    def close(self) -> None:
+        """As in `ResponseStream`."""
+        self._portal.call(self._stream.close)
+
+    def finish(self) -> Response:
+        """As in `ResponseStream`."""
+        return self._portal.call(self._stream.finish)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ServerEvent:
+        if self._awaited is None:
+            self._awaited = self._portal.start_task_soon(self._next)
+        future = self._awaited
+        try:
+            event = future.result()
+        except Exception:
+            self._awaited = None
+            raise
+        self._awaited = None
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _next(self) -> ServerEvent | None:
+        return await anext(self._stream, None)
+
+
+class SyncConversation:
+    """`Conversation` for programs without an event loop."""
+
+    def __init__(self, portal: BlockingPortal, conversation: Conversation) -> None:
+        self._portal = portal
+        self._conversation = conversation
+
+    @property
+    def instructions(self) -> str | None:
+        """Of the turns to come."""
+        return self._conversation.instructions
+
+    @instructions.setter
+    def instructions(self, instructions: str | None) -> None:
+        self._conversation.instructions = instructions
+
+    def respond(self, input: Input) -> SyncStream:
+        """The next turn."""
+        return SyncStream(self._portal, self._conversation.respond(input))
+
+    def forget(self) -> None:
+        """Start anew."""
+        self._conversation.forget()
+
+
+class SyncSession:
+    """Made by `connect_sync`. For one thread at a time."""
+
+    def __init__(self, portal: BlockingPortal, session: Session) -> None:
+        self._portal = portal
+        self._session = session
+
+    def respond(
+        self,
+        input: Input,
+        *,
+        instructions: str | None = None,
+        previous: Response | str | None = None,
+        max_output_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        paceline: Options = None,
+    ) -> SyncStream:
+        """As `Session.respond`."""
+        stream = self._session.respond(
+            input,
+            instructions=instructions,
+            previous=previous,
+            max_output_tokens=max_output_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            paceline=paceline,
+        )
+        return SyncStream(self._portal, stream)
+
+    def complete(
+        self,
+        prompt: str,
+        *,
+        suffix: str | None = None,
+        max_output_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        paceline: Options = None,
+    ) -> SyncStream:
+        """As `Session.complete`."""
+        stream = self._session.complete(
+            prompt,
+            suffix=suffix,
+            max_output_tokens=max_output_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            paceline=paceline,
+        )
+        return SyncStream(self._portal, stream)
+
+    def ask(
+        self,
+        input: Input,
+        *,
+        instructions: str | None = None,
+        previous: Response | str | None = None,
+        max_output_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        paceline: Options = None,
+    ) -> Response:
+        """As `Session.ask`."""
+        return self.respond(
+            input,
+            instructions=instructions,
+            previous=previous,
+            max_output_tokens=max_output_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            paceline=paceline,
+        ).finish()
+
+    def conversation(
+        self,
+        *,
+        instructions: str | None = None,
+        max_output_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        paceline: Options = None,
+    ) -> SyncConversation:
+        """As `Conversation`."""
+        conversation = Conversation(
+            self._session,
+            instructions=instructions,
+            max_output_tokens=max_output_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            paceline=paceline,
+        )
+        return SyncConversation(self._portal, conversation)
+
+
+@contextmanager
+def connect_sync(
+    url: str = DEFAULT_URL, *, api_key: str | None = None, codec: CodecName = "json"
+) -> Iterator[SyncSession]:
+    """`with connect_sync() as session`; as `connect` otherwise."""
+    with (
+        start_blocking_portal("asyncio") as portal,
+        portal.wrap_async_context_manager(connect(url, api_key=api_key, codec=codec)) as session,
+    ):
+        yield SyncSession(portal, session)
