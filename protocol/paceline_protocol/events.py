@@ -169,8 +169,8 @@ class TelemetrySample(_Event, frozen=True, kw_only=True, tag="telemetry.sample")
     """The state at one moment; a slow reader gets fewer samples, always the latest.
 
     time: seconds since 1970. sessions: this connection's lanes, or those of all connections in
-    scope `server`. server: only in scope `server`. sequence_number: counts within the
-    subscription. ledger_level_ms: what speculation has cost beyond its allowance, in milliseconds;
+    scope `server`. server: only in scope `server`. sequence_number: counts the connection's
+    samples. ledger_level_ms: what speculation has cost beyond its allowance, in milliseconds;
     0 is the usual state.
     """
 

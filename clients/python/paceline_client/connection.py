@@ -53,6 +53,10 @@ class Connection:
             raise self._failure
         self._outgoing.send_nowait(self._codec.encode(message))
 
+    async def close(self) -> None:
+        """Close the socket; `run` then ends."""
+        await self._socket.close()
+
     async def run(self) -> None:
         """Read and write until the connection ends, from whichever side. Never raises."""
         failure = ConnectionLostError(None, "")
