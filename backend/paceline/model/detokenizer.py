@@ -65,8 +65,8 @@ class Detokenizer:
         """The text of the ids still waiting; ends the sequence's text, or restarts cleanly."""
         if not self._pending:
             return ""
-        before = self._tokenizer.decode(self._context, skip_special_tokens=True)
-        whole = self._tokenizer.decode(self._context + self._pending, skip_special_tokens=True)
+        before = self._decode(self._context)
+        whole = self._decode(self._context + self._pending)
         self._settle()
         self._stream = self._new_stream()
         shared = 0
@@ -81,4 +81,12 @@ class Detokenizer:
         self._pending = []
 
     def _new_stream(self) -> DecodeStream:
+        # A context whose text ends in U+FFFD looks unfinished to the stream, which would give it
+        # out again together with what follows.
+        while self._context and self._decode(self._context).endswith("\ufffd"):
+            self._context.pop()
         return DecodeStream(ids=self._context, skip_special_tokens=True)
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
