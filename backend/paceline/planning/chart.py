@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.planning.plan import Plan
 
-_PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
+_PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#999933")
 _LARGEST_BATCH = 1024
 
 _STYLE = """
@@ -103,7 +103,7 @@ def _subtitle(plan: Plan) -> str:
 # ------------------------------------------------------------------ speedup against batch
 
 _WIDTH, _HEIGHT = 860, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 16, 48
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 28, 16, 48
 
 
 def _curves(plans: Sequence[Plan], *, standalone: bool = False) -> str:
@@ -156,7 +156,7 @@ def _curves(plans: Sequence[Plan], *, standalone: bool = False) -> str:
         room = plan.memory.sessions_with_draft
         inside = [(x(b), y(g)) for b, g in points if b <= room]
         beyond = [(x(b), y(g)) for b, g in points if b >= (batches_within(batches, room) or 1)]
-        name = html.escape(_series_name(plan))
+        name = html.escape(_series_name(plan, drawn))
         for style, line in (("curve", inside), ("full", beyond)):
             if len(line) > 1:
                 coordinates = " ".join(f"{px:.1f},{py:.1f}" for px, py in line)
@@ -191,12 +191,15 @@ def _batch_grid() -> list[int]:
     return sorted({round(2 ** (step / 4)) for step in range(steps + 1)})
 
 
-def _series_name(plan: Plan) -> str:
+def _series_name(plan: Plan, plans: Sequence[Plan]) -> str:
+    """The draft, and of the rest only what differs between the lines."""
     setup = plan.setup
-    return (
-        f"{setup.draft.name} for {setup.target.name} {setup.target_precision.name} "
-        f"on {setup.num_devices} x {setup.device.label}"
-    )
+    name = setup.draft.name
+    if len({each.setup.target_precision for each in plans}) > 1:
+        name += f", target in {setup.target_precision.name}"
+    if len({each.setup.num_devices for each in plans}) > 1:
+        name += f", {setup.num_devices} x {setup.device.label}"
+    return name
 
 
 # ------------------------------------------------------------------ depth and memory

@@ -92,20 +92,21 @@ def _does_not_fit(plan: Plan) -> str:
     usable = memory.usable_bytes * setup.num_devices / 1e9
     remedies = []
     if memory.devices_needed and memory.devices_needed > setup.num_devices:
-        remedies.append(f"{memory.devices_needed} of these devices would do")
+        remedies.append(f"{memory.devices_needed} of these devices")
     if memory.precision_that_fits:
-        remedies.append(f"so would {memory.precision_that_fits} weights on this machine")
+        remedies.append(f"{memory.precision_that_fits} weights for the target")
     if not memory.target_fits:
-        both = f" with {setup.draft.name}" if setup.draft.shape else ""
-        ending = f" For the pair{both}, {', '.join(remedies)}." if remedies else ""
+        both = f" with {setup.draft.name}" if setup.draft.shape else " (the draft needs nothing)"
+        ending = f" The pair{both} would fit with {' or '.join(remedies)}." if remedies else ""
         return (
             f"Does not fit: {setup.target.name} in {setup.target_precision.name} has "
             f"{memory.target_bytes_total / 1e9:.1f} GB of weights, and {where} leaves "
             f"{usable:.1f} GB for weights and K/V.{ending}"
         )
     remedies.append("a smaller draft")
+    choice = f"{', '.join(remedies[:-1])} or {remedies[-1]}" if remedies[1:] else remedies[0]
     return (
         f"Does not fit together: {setup.target.name} alone fits on {where}, but not with "
         f"{setup.draft.name} ({memory.draft_bytes_total / 1e9:.1f} GB) and one session of "
-        f"{setup.context} tokens; {', '.join(remedies)}."
+        f"{setup.context} tokens; take {choice}."
     )
