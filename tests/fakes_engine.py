@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from paceline.core.request import Request
 
 EOS_ID = 0
+MAX_CHARACTER_TOKENS = 64
+"""Longer pieces come as one token, so that a lot of text is a little work."""
 LIMITS = EngineLimits(
     max_model_len=4096,
     num_blocks=1024,
@@ -91,6 +94,8 @@ class ScriptedEngine:
     cancel_lags: list[int] = field(default_factory=list)
     step: int = 0
     is_full: bool = False
+    step_s: float = 0.0
+    num_characters: int = 0
 
     def __post_init__(self) -> None:
         self._wake = threading.Condition()
@@ -170,6 +175,8 @@ class ScriptedEngine:
                 self._wake.notify_all()
             if events:
                 self.deliver(result)
+            if self.step_s:
+                time.sleep(self.step_s)
         ends = [
             _finish(each, FinishReason.ERROR, error="stopping", error_code="EngineStoppedError")
             for each in self._running.values()
@@ -207,11 +214,10 @@ class ScriptedEngine:
                 _finish(each, FinishReason.ERROR, error="it broke", error_code=piece.lstrip("!"))
             ]
         room = each.request.max_new_tokens - each.num_tokens
-        tokens = tuple(
-            CommittedToken(ord(character) + 1, character, TokenSource.PLAIN)
-            for character in piece[:room]
-        )
+        texts = [piece] if len(piece) > MAX_CHARACTER_TOKENS else piece[:room]
+        tokens = tuple(CommittedToken(ord(text[0]) + 1, text, TokenSource.PLAIN) for text in texts)
         each.num_sent += 1
+        self.num_characters += sum(len(token.text) for token in tokens)
         each.num_tokens += len(tokens)
         events: list[EngineEvent] = [TokenEvent(request_id, tokens)]
         if each.num_tokens == each.request.max_new_tokens:

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from paceline.core.config import ServeConfig
 from paceline.server.serving import address_of, bind, serve
-from tests.fakes_engine import CharacterCodec, ScriptedEngine, echo
+from tests.fakes_engine import LIMITS, CharacterCodec, ScriptedEngine, echo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from websockets.frames import Close
 
     from paceline.core.events import StepResult
+    from paceline.core.limits import EngineLimits
     from paceline.core.request import Request
     from paceline.server.serving import Shutdown
 
@@ -52,13 +53,15 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(
-    answer: Callable[[Request], Sequence[str]] = echo, **settings: Any
+    answer: Callable[[Request], Sequence[str]] = echo,
+    limits: EngineLimits = LIMITS,
+    **settings: Any,
 ) -> AsyncIterator[Server]:
     """The server runs inside the block and is shut down after it."""
     engines: list[ScriptedEngine] = []
 
     def build_engine(deliver: Callable[[StepResult], None]) -> ScriptedEngine:
-        engines.append(ScriptedEngine(deliver, answer))
+        engines.append(ScriptedEngine(deliver, answer, limits))
         return engines[0]
 
     listener = bind("127.0.0.1", 0)

@@ -45,12 +45,13 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("paceline.server")
 PING_INTERVAL_S = 20.0
 PING_TIMEOUT_S = 60.0
 CANCEL_TIMEOUT_S = 5.0
+BACKLOG = 2048
 REQUESTS_PER_LANE = 4
 ENGINE_STOP_TIMEOUT_S = 10.0
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
+    """A socket for `serve`, which starts to listen on it; port 0 takes a free one.
 
     Raises ConfigError in one line when the address cannot be had. Do this before loading a model.
     """
@@ -64,13 +65,29 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(2048)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        why = "is in use" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0)
-        raise ConfigError(f"port {port} on {host} {why}", field="port") from error
+        raise _no_port(host, port, error) from error
     return listener
+
+
+def _listen(listener: socket.socket) -> None:
+    """Raises ConfigError when another process began to listen there since `bind`."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _no_port(host, port, error) from error
+
+
+def _no_port(host: str, port: int, error: OSError) -> ConfigError:
+    why = (
+        "is in use"
+        if error.errno == errno.EADDRINUSE
+        else f"cannot be had: {os.strerror(error.errno or 0)}"
+    )
+    return ConfigError(f"port {port} on {host} {why}", field="port")
 
 
 def address_of(listener: socket.socket) -> str:
@@ -94,7 +111,10 @@ async def serve(
     result and gives back the engine's thread, not started. codec: the target's `TextCodec`.
     handle_signals: False where somebody else owns them. task_status: is told, once the port
     answers, the handle that ends the server.
+
+    Raises ConfigError when the port was taken since `bind`.
     """
+    _listen(listener)
     bridge = Bridge()
     engine = build_engine(bridge.deliver)
     bridge.open(engine)

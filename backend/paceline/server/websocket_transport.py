@@ -7,8 +7,8 @@ Three things that the class we build on leaves open:
 * Closing flushes the buffer first, for ever if nobody reads. Here the connection is dropped when
   the peer has not answered the close frame within `close_timeout`.
 * After a frame over the limit the socket is closed with bytes still unread, and the kernel answers
-  with a reset that can overtake the close frame. Here the rest is read and thrown away, so that the
-  peer sees 1009 and its reason.
+  with a reset that can overtake the close frame. Here the rest is read and thrown away until the
+  peer is quiet, so that it sees 1009 and its reason.
 
 The buffers of socket and transport are kept small: text is a trickle, a connection that does not
 read costs little memory then, and what waits is merged in the outbox instead of queueing here.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 if TYPE_CHECKING:
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
 WRITE_HIGH_WATER_BYTES = 32 * 1024
 SEND_BUFFER_BYTES = 64 * 1024
 CLOSE_TIMEOUT_S = 5.0
+QUIET_S = 0.5
 
 
 class WebSocketTransport(WebSocketsSansIOProtocol):
     """One WebSocket connection; built by uvicorn for every upgraded request."""
+
+    _give_up_at: float
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
@@ -47,6 +51,8 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
         is_close = message["type"] == "websocket.close"
         if is_close:
             self.writable.set()
+        if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
+            raise ClientDisconnected  # closed by us for a violation; the app will hear of it
         await super().send(message)
         if is_close:
             self._drop_after_timeout()
@@ -54,6 +60,7 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         if self.conn.parser_exc is not None:
             self.conn.receive_data(data)  # after a violation: read on, keep nothing
+            self._close_when_quiet()
             return
         super().data_received(data)
 
@@ -68,7 +75,8 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
-        self._drop_after_timeout()
+        self._give_up_at = self.loop.time() + self.close_timeout
+        self._close_when_quiet()
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
@@ -78,6 +86,14 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
         super().handle_close(event)
         if self.transport.is_closing():
             self._drop_after_timeout()
+
+    def _close_when_quiet(self) -> None:
+        if self.disconnected:
+            return
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        quiet_at = self.loop.time() + QUIET_S
+        self.close_timer = self.loop.call_at(min(quiet_at, self._give_up_at), self.transport.abort)
 
     def _drop_after_timeout(self) -> None:
         if self.disconnected:
