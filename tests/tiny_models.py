@@ -56,7 +56,9 @@ def tiny_llama(
         eos_token_id=None,
         pad_token_id=None,
     )
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
+    model.train(mode=False)
+    return model
 
 
 def model_part(model: PreTrainedModel, num_blocks: int, block_size: int) -> ModelPart:
@@ -106,13 +108,17 @@ def tiny_engine(
 
 
 class Outputs:
-    """Collects events by request: tokens in order, and the one finish event."""
+    """Collects events by request: tokens in order, and the one finish event.
+
+    runs: how many tokens each step committed.
+    """
 
     def __init__(self) -> None:
         self.tokens: dict[str, list[int]] = {}
         self.sources: dict[str, list[str]] = {}
         self.text: dict[str, str] = {}
         self.finished: dict[str, FinishEvent] = {}
+        self.runs: dict[str, list[int]] = {}
 
     def add(self, events: Iterable[TokenEvent | FinishEvent]) -> None:
         for event in events:
@@ -123,6 +129,7 @@ class Outputs:
                 self.finished[key] = event
             else:
                 assert event.tokens
+                self.runs.setdefault(key, []).append(len(event.tokens))
                 self.tokens.setdefault(key, []).extend(t.token_id for t in event.tokens)
                 self.sources.setdefault(key, []).extend(t.source for t in event.tokens)
 
