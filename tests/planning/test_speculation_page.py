@@ -405,6 +405,59 @@ def test_a_table_says_what_the_code_computes(name: str) -> None:
     assert _tables_on_the_page()[name] == BUILDERS[name]()
 
 
+def test_numbers_in_the_text() -> None:
+    """The arithmetic written out in sentences, recomputed."""
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    small = _place("llama-3.1-8b", "bf16", "h100-sxm")
+    cost = small.pass_cost(1, 1, 2048)
+    assert (
+        f"{cost.weight_bytes / 1e9:.1f} GB / 2.68 TB/s = {cost.linear_memory * 1e3:.2f} ms" in text
+    )
+    assert f"(0.70 x 989 T/s) = {cost.linear_compute * 1e3:.2f} ms" in text
+    assert f"{su.expected_tokens_iid(0.7, 4):.2f}. However many" in text
+    assert f"1 / (1 - alpha) = {1 / 0.3:.2f}" in text
+
+    target = _place("llama-3.1-70b", "bf16", "h100-sxm", 2)
+    draft = _place("llama-3.1-8b", "bf16", "h100-sxm")
+    usable = target.device.memory_bytes * 0.9
+    assert f"x 2 bytes = {target.stored_bytes / 1e9:.1f} GB" in text
+    assert f"= {target.device.memory_bytes / 1e9:.1f} GB, of which we give 90 %" in text
+    assert f"90 % = {usable / 1e9:.1f} GB" in text
+    assert f"each holds {target.stored_bytes_per_device / 1e9:.1f} GB" in text
+    assert f"leaves {(usable - target.stored_bytes_per_device) / 1e9:.1f} GB" in text
+    assert f"an 8B draft of {draft.stored_bytes / 1e9:.1f} GB" in text
+    active = [
+        load_model(name).shape.active_params / 1e9
+        for name in ("llama-3.1-70b", "llama-3.1-8b", "llama-3.2-1b")
+    ]
+    assert f"{active[0]:.2f}, {active[1]:.2f} and {active[2]:.2f} billion" in text
+
+    tokens = 2.46 * (1 + 4 * 1.8 / 14.1)
+    assert f"= {tokens:.2f} tokens a step, and alpha = {su.alpha_for_tokens(tokens, 4):.2f}" in text
+    for name, words in (("llama-3.1-8b", "{:.2f} of 8B"), ("llama-3.2-1b", "{:.2f} of 1B")):
+        plan = _plan("llama-3.1-70b", name, devices=4)
+        assert words.format(plan.setup.acceptance.first) in text
+        assert plan.first is not None
+        cell, cost_ratio = plan.first.cells[6], plan.first.draft_cost_ratio
+        steps = 1 + 6 * cost_ratio
+        said = f"{cell.tokens_per_step:.2f} tokens for"
+        assert said in text
+        assert f"{steps:.2f} plain steps" in text or f"{steps:.2f} steps" in text
+        assert f"{cell.speedup:.2f}x" in text
+    alone = _plan("llama-3.1-70b", "ngram", dtype="fp8").memory.sessions_plain
+    assert f"with room for {alone} sessions" in text
+
+    h200 = _place("llama-3.3-70b", "fp8", "h200")
+    assert f"should write {1 / h200.decode_seconds(1, 1):.1f} tokens/s at batch 1" in text
+    best = _plan("llama-3.3-70b", "llama-3.2-1b", device="h200", dtype="fp8").first
+    assert best is not None
+    assert f"says {best.best_speedup:.1f}x for a 1B draft" in text
+    mixture = _place("mixtral-8x7b", "bf16", "h200")
+    plain, five = (mixture.pass_cost(rows, 1, 2048).seconds for rows in (1, 5))
+    assert f"costs {five / plain:.1f} plain steps" in text
+    assert f"v is about {(five / plain - 1) / 4:.1f}" in text
+
+
 def test_no_table_goes_unchecked() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert len(re.findall(r"^\|[\s:|-]+\|$", text, flags=re.MULTILINE)) == len(BUILDERS)

@@ -68,13 +68,17 @@ def _do_not(plan: Plan) -> str:
     row, setup = plan.rows[0], plan.setup
     if row.break_even_alpha is None:
         why = "a draft pass and a verified token cost more than a plain token at any acceptance"
+    elif row.compute_bound:
+        why = (
+            f"{row.batch} rows keep the arithmetic busy as it is, a verified token costs "
+            f"{row.verify_cost_ratio:.2f} of a plain step, and acceptance "
+            f"{setup.acceptance.first:.2f} is below the break-even of {row.break_even_alpha:.2f}"
+        )
     elif setup.acceptance.first < row.break_even_alpha:
         why = (
             f"acceptance {setup.acceptance.first:.2f} is below the break-even of "
             f"{row.break_even_alpha:.2f}"
         )
-    elif row.compute_bound:
-        why = "the step is bound by arithmetic, so every verified token costs like a plain one"
     else:
         why = (
             f"a draft pass costs {row.draft_cost_ratio:.2f} and a verified token "
