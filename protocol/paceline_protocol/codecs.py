@@ -8,6 +8,7 @@ becomes an `UnknownEvent`, because a newer server may add some.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Final
 
 import msgspec
@@ -36,15 +37,15 @@ class UnknownEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
 
 
-class Codec:
+class Codec(ABC):
     """What both encodings share. Stateless, safe to use from any thread."""
 
     subprotocol: str
     is_binary: bool
 
+    @abstractmethod
     def encode(self, message: msgspec.Struct) -> str | bytes:
         """The frame's payload: str is sent as a text frame, bytes as a binary frame."""
-        raise NotImplementedError
 
     def decode_client(self, payload: str | bytes) -> ClientEvent:
         """Read what a client sent.
@@ -68,12 +69,13 @@ class Codec:
             error.stream_id = stream_id
             raise
 
+    @abstractmethod
     def decode_server(self, payload: str | bytes) -> ServerEvent | UnknownEvent:
         """Read what a server sent. Raises ProtocolError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _plain(self, payload: str | bytes) -> Any:
-        raise NotImplementedError
+        """Bytes to plain values. Raises ProtocolError."""
 
     def _check_frame(self, payload: str | bytes) -> None:
         if isinstance(payload, str) == self.is_binary:

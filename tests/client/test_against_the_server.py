@@ -175,6 +175,29 @@ async def test_the_official_sdk_reads_our_errors_and_cancellations() -> None:
             assert raw[-1]["response"]["status"] == "cancelled"
 
 
+async def test_agents_of_the_official_framework_run_on_it() -> None:
+    agents = pytest.importorskip("agents")
+    openai = pytest.importorskip("openai")
+    models = pytest.importorskip("agents.models.openai_responses")
+    agents.set_tracing_disabled(True)
+    async with serving(_words) as server:
+        client = openai.AsyncOpenAI(api_key="unused", base_url=f"{server.http_url}/v1")
+        model = models.OpenAIResponsesWSModel(model="fake-model", openai_client=client)
+        agent = agents.Agent(name="greeter", instructions="Be brief.", model=model)
+        async with client:
+            first = agents.Runner.run_streamed(agent, "hello")
+            kinds = [
+                event.data.type
+                async for event in first.stream_events()
+                if event.type == "raw_response_event"
+            ]
+            assert list(dict.fromkeys(kinds)) == FULL_SEQUENCE
+            again = [*first.to_input_list(), {"role": "user", "content": "and again"}]
+            second = await agents.Runner.run(agent, again)
+            await model.close()
+    assert first.final_output == second.final_output == "Grüße, Welt 🚴"
+
+
 async def _until_end(connection: Any) -> list[dict[str, Any]]:
     ends = {"response.completed", "response.incomplete", "response.failed", "error"}
     raw = [json.loads(await connection.recv_bytes())]

@@ -17,6 +17,32 @@ CREATE = "response.create"
 
 REJECTED: list[tuple[object, ErrorCode, str | None, str]] = [
     ([1], ErrorCode.INVALID_TYPE, None, "must be an object, not an array"),
+    (None, ErrorCode.INVALID_TYPE, None, "not null"),
+    (True, ErrorCode.INVALID_TYPE, None, "not a boolean"),
+    ("response.create", ErrorCode.INVALID_TYPE, None, "not a string"),
+    ({"type": {}}, ErrorCode.INVALID_TYPE, "type", "not an object"),
+    ({"type": CREATE, "generate": "no"}, ErrorCode.INVALID_TYPE, "generate", "true or false"),
+    ({"type": CREATE, "instructions": ["x"]}, ErrorCode.INVALID_TYPE, "instructions", "an array;"),
+    ({"type": CREATE, "input": None, "include": {}}, ErrorCode.INVALID_TYPE, "include", "array"),
+    ({"type": CREATE, "input": False}, ErrorCode.INVALID_TYPE, "input", "input is false"),
+    (
+        {"type": CREATE, "paceline": {"min_p": 2}},
+        ErrorCode.INVALID_VALUE,
+        "paceline.min_p",
+        "from 0 to 1",
+    ),
+    (
+        {"type": CREATE, "paceline": {"repetition_penalty": 0}},
+        ErrorCode.INVALID_VALUE,
+        "paceline.repetition_penalty",
+        "a number above 0",
+    ),
+    (
+        {"type": CREATE, "paceline": {"stop": [1]}},
+        ErrorCode.INVALID_TYPE,
+        "paceline.stop[0]",
+        "a string",
+    ),
     ({}, ErrorCode.MISSING_REQUIRED_PARAMETER, "type", "type is missing"),
     ({"type": 3}, ErrorCode.INVALID_TYPE, "type", "must be a string, not a number"),
     ({"type": "response.make"}, ErrorCode.UNKNOWN_EVENT_TYPE, "type", "`response.create`"),
@@ -290,6 +316,21 @@ def test_a_broken_server_event_is_an_error(value: object, param: str | None, bin
     with pytest.raises(ProtocolError) as caught:
         codec.decode_server(payload)
     assert caught.value.param == param
+
+
+def test_a_number_of_a_hundred_digits_is_not_repeated_in_the_answer() -> None:
+    with pytest.raises(ProtocolError, match="a very large number"):
+        JSON_CODEC.decode_client(json.dumps({"type": CREATE, "metadata": 10**100}))
+
+
+def test_what_only_messagepack_can_carry_is_named() -> None:
+    for value, param, part in [
+        ({"type": CREATE, "input": b"abc"}, "input", "binary data"),
+        (msgspec.msgpack.Ext(3, b"x"), None, "an extension type"),
+    ]:
+        with pytest.raises(ProtocolError, match=part) as caught:
+            MSGPACK_CODEC.decode_client(msgspec.msgpack.encode(value))
+        assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_TYPE, param)
 
 
 def test_broken_bytes_from_a_server_are_an_error() -> None:
