@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from paceline.core import speedup as su
@@ -20,7 +19,7 @@ from paceline.planning.acceptance import (
     find_workload,
     profile_from_counts,
 )
-from paceline.planning.command import load_acceptance, plan_command
+from paceline.planning.command import app, load_acceptance
 from paceline.planning.devices import find_device
 from paceline.planning.plan import WORTH_IT, Plan, Setup, best_speedups, make_plan
 from paceline.planning.precision import find_precision
@@ -29,8 +28,6 @@ from paceline.planning.sources import load_draft, load_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-app = typer.Typer()
-app.command()(plan_command)
 runner = CliRunner()
 
 

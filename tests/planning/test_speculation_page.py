@@ -448,7 +448,7 @@ def test_numbers_in_the_text() -> None:
     assert f"with room for {alone} sessions" in text
 
     h200 = _place("llama-3.3-70b", "fp8", "h200")
-    assert f"should write {1 / h200.decode_seconds(1, 1):.1f} tokens/s at batch 1" in text
+    assert f"should write {1 / h200.decode_seconds(1, 2048):.1f} tokens/s at batch 1" in text
     best = _plan("llama-3.3-70b", "llama-3.2-1b", device="h200", dtype="fp8").first
     assert best is not None
     assert f"says {best.best_speedup:.1f}x for a 1B draft" in text

@@ -25,9 +25,12 @@ from paceline.planning.precision import find_kv_bytes, find_precision
 from paceline.planning.report import render, to_json
 from paceline.planning.sources import load_draft, load_model
 
-__all__ = ["load_acceptance", "plan_command"]
+__all__ = ["app", "best_plan", "load_acceptance", "plan_command"]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+@app.command()
 def plan_command(
     target: Annotated[
         str,
