@@ -22,7 +22,7 @@ from paceline.server.effects import Cancel, Close, Effect, EncodePrompt, Send, S
 from paceline.server.outbox import Outbox
 from paceline.server.prompts import encode
 from paceline.server.session import Session
-from paceline_protocol.codecs import JSON_CODEC
+from paceline_protocol.codecs import JSON_CODEC, Codec
 from paceline_protocol.errors import ProtocolError
 from tests.fakes_engine import EOS_ID, LIMITS, CharacterCodec
 
@@ -56,8 +56,11 @@ class Driver:
 
     def send(self, **message: Any) -> list[dict[str, Any]]:
         """One client event as JSON; returns what came back at once."""
+        return self.send_frame(msgspec.json.encode(message).decode())
+
+    def send_frame(self, frame: str | bytes, codec: Codec = JSON_CODEC) -> list[dict[str, Any]]:
         try:
-            event = JSON_CODEC.decode_client(msgspec.json.encode(message).decode())
+            event = codec.decode_client(frame)
         except ProtocolError as error:
             return self.run(self.session.on_invalid_message(error))
         return self.run(self.session.on_message(event))

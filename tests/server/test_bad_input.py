@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from paceline_protocol.codecs import JSON_CODEC
+from paceline_protocol.codecs import JSON_CODEC, MSGPACK_CODEC
 from paceline_protocol.errors import ProtocolError
 from tests.fakes_engine import LIMITS
 from tests.server.driver import SETTINGS, Driver, types
@@ -247,3 +248,13 @@ def test_what_changes_nothing_is_ignored() -> None:
     )
     assert driver.sent[0]["response"]["parallel_tool_calls"] is False
     assert driver.sent[0]["response"]["tool_choice"] == "auto"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_json_has_no_word_for(value: float) -> None:
+    """MessagePack can carry them."""
+    driver = Driver()
+    frame = msgspec.msgpack.encode(CREATE | {"temperature": value})
+    events = driver.send_frame(frame, MSGPACK_CODEC)
+    assert events[0]["error"]["code"] == "invalid_value"
+    assert events[0]["error"]["param"] == "temperature"

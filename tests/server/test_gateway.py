@@ -16,6 +16,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
+from paceline.server.outbox import Outbox
+from paceline.server.session import Session
 from paceline_protocol.subprotocols import key_subprotocol
 from tests.server.serving import ask, receive, receive_response, serving, text_of, until_closed
 
@@ -119,6 +121,33 @@ async def test_a_failing_response_is_no_failing_connection() -> None:
         assert events[-1]["type"] == "response.failed"
         assert events[-1]["response"]["error"]["type"] == "non_finite_logits"
         await ask(client, "hi")
+
+
+async def test_a_fault_of_ours_ends_one_connection_with_1011(
+    monkeypatch: pytest.MonkeyPatch, log_stream: io.StringIO
+) -> None:
+    def broken(self: Session, message: object) -> object:
+        raise ZeroDivisionError
+
+    async with serving(_endless) as server, server.connect() as other:
+        await other.send(json.dumps({"type": "response.create", "input": "hi"}))
+        await receive(other)
+        async with server.connect() as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(Session, "on_message", broken)
+                await client.send(json.dumps({"type": "response.create", "input": "hi"}))
+                assert (await until_closed(client)).code == 1011
+        assert "ZeroDivisionError" in log_stream.getvalue()
+        async with server.connect() as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(Session, "on_event", broken)
+                await client.send(json.dumps({"type": "response.create", "input": "hi"}))
+                assert (await until_closed(client)).code == 1011
+        async with server.connect() as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(Outbox, "take", broken)
+                await client.send("{")
+                assert (await until_closed(client)).code == 1011
 
 
 async def test_a_full_engine_says_so() -> None:

@@ -572,3 +572,21 @@ class TestEnds:
         assert driver.close_code() is None
         driver.finish(first, FinishReason.CANCELLED)
         assert driver.close_code() == 1012
+
+    def test_a_cancel_that_is_under_way_is_not_repeated_at_the_deadline(self) -> None:
+        driver = Driver()
+        first = driver.create("one")
+        driver.send(type="response.cancel", response_id=first)
+        driver.run(driver.session.on_drain())
+        driver.run(driver.session.on_drain_deadline())
+        assert driver.cancelled == [first]
+
+    def test_answers_for_requests_that_are_gone_are_ignored(self) -> None:
+        driver = Driver(encodes=False)
+        driver.send(type="response.create", input="refuse me")
+        driver.send(type="response.cancel")
+        sent = len(driver.sent)
+        driver.encode_next()
+        driver.run(driver.session.on_submit_failed("resp_1", QueueFullError("full")))
+        assert len(driver.sent) == sent
+        assert driver.requests == {}
