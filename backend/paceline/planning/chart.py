@@ -43,8 +43,7 @@ _SVG_STYLE = """
 text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--ink,#1c2024)}
 .soft{fill:var(--soft,#60666d)}.grid{stroke:var(--line,#d9dde2);stroke-width:1}
 .one{stroke:var(--warn,#b3261e);stroke-width:1.5;stroke-dasharray:5 4}
-.curve{fill:none;stroke-width:2.5;stroke-linejoin:round}
-.full{stroke-width:2.5;fill:none;stroke-dasharray:2 5;opacity:.55}
+.curve{stroke-linejoin:round}.full{opacity:.55}
 """
 
 
@@ -137,7 +136,7 @@ def _curves(plans: Sequence[Plan], *, standalone: bool = False) -> str:
         style = "one" if gain == 1.0 else "grid"
         level = f"{y(gain):.1f}"
         out.append(
-            f'<line class="{style}" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{level}" '
+            f'<line class="{style}" stroke="#d9dde2" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{level}" '
             f'y2="{level}"/><text class="soft" x="{_LEFT - 8}" y="{y(gain) + 4:.1f}" '
             f'text-anchor="end">{gain:g}x</text>'
         )
@@ -157,11 +156,12 @@ def _curves(plans: Sequence[Plan], *, standalone: bool = False) -> str:
         inside = [(x(b), y(g)) for b, g in points if b <= room]
         beyond = [(x(b), y(g)) for b, g in points if b >= (batches_within(batches, room) or 1)]
         name = html.escape(_series_name(plan, drawn))
-        for style, line in (("curve", inside), ("full", beyond)):
+        for style, dashes, line in (("curve", "none", inside), ("full", "2 5", beyond)):
             if len(line) > 1:
                 coordinates = " ".join(f"{px:.1f},{py:.1f}" for px, py in line)
                 out.append(
-                    f'<polyline class="{style}" stroke="{colour}" points="{coordinates}">'
+                    f'<polyline class="{style}" stroke="{colour}" stroke-width="2.5" fill="none" '
+                    f'stroke-dasharray="{dashes}" points="{coordinates}">'
                     f"<title>{name}</title></polyline>"
                 )
         for batch, gain in points:

@@ -188,7 +188,7 @@ def one_layer_head(target: ModelShape, draft_vocab_size: int) -> ModelShape:
     if target.num_experts:  # heads are dense: give them what a token's experts have together
         intermediate *= target.experts_per_token
     return ModelShape(
-        name=f"one-layer head, {draft_vocab_size} tokens",
+        name=f"one-layer head ({draft_vocab_size} tokens)",
         num_layers=1,
         hidden_size=target.hidden_size,
         num_heads=target.num_heads,

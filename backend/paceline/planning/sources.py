@@ -100,7 +100,7 @@ def load_draft(text: str, target: ModelShape) -> DraftSource:
                 f"got {vocabulary}",
                 field="draft",
             )
-        label = f"{shape.name}, {vocabulary} tokens"
+        label = f"{shape.name} ({vocabulary} tokens)"
         shape = replace(shape, output_vocab_size=vocabulary, name=label)
     return DraftSource(DraftKind.MODEL, shape.name, shape, source.precision)
 
