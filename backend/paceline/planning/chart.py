@@ -136,8 +136,8 @@ def _curves(plans: Sequence[Plan], *, standalone: bool = False) -> str:
         style = "one" if gain == 1.0 else "grid"
         level = f"{y(gain):.1f}"
         out.append(
-            f'<line class="{style}" stroke="#d9dde2" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{level}" '
-            f'y2="{level}"/><text class="soft" x="{_LEFT - 8}" y="{y(gain) + 4:.1f}" '
+            f'<line class="{style}" stroke="#d9dde2" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" '
+            f'y1="{level}" y2="{level}"/><text class="soft" x="{_LEFT - 8}" y="{y(gain) + 4:.1f}" '
             f'text-anchor="end">{gain:g}x</text>'
         )
     out.extend(
@@ -147,7 +147,7 @@ def _curves(plans: Sequence[Plan], *, standalone: bool = False) -> str:
     )
     out.append(
         f'<text class="soft" x="{(_LEFT + _WIDTH) / 2:.0f}" y="{_HEIGHT - 8}" '
-        'text-anchor="middle">sessions decoding at once</text>'
+        'text-anchor="middle">sessions decoding at once (dotted: more than memory holds)</text>'
     )
     for index, (plan, curve) in enumerate(zip(drawn, curves, strict=True)):
         colour = _PALETTE[index % len(_PALETTE)]
