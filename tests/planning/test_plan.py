@@ -330,30 +330,42 @@ def test_size_slope_is_the_mean_of_the_published_series() -> None:
 
 
 def test_a_profile_from_counts_is_the_conditional_acceptance() -> None:
-    profile = profile_from_counts("mine", [800, 600, 300], 1000)
+    profile = profile_from_counts("mine", [800, 600, 300], [1000, 800, 600])
     assert profile.accept_probs == pytest.approx((0.8, 0.75, 0.5))
     assert profile.survivals(4) == pytest.approx((0.8, 0.6, 0.3, 0.15))
     assert profile.measured_here
-    rare = profile_from_counts("rare", [80], 100, num_plain_steps=300)
+    rare = profile_from_counts("rare", [80], [100], num_steps=400)
     assert rare.proposal_rate == 0.25
-    ended = profile_from_counts("ended", [3, 0, 0], 10)
+    ended = profile_from_counts("ended", [3, 0, 0], [10, 3, 0])
     assert ended.accept_probs == pytest.approx((0.3, 0.0))
+    # Depth 2 was drafted in only a few of the steps: what counts is how it fared there.
+    ragged = profile_from_counts("ragged", [80, 9], [100, 10])
+    assert ragged.accept_probs == pytest.approx((0.8, 0.9))
 
 
 @pytest.mark.parametrize(
-    ("counts", "steps", "plain"),
-    [([5, 6], 10, 0), ([11], 10, 0), ([], 10, 0), ([1], 0, 0), ([1], 5, -1)],
+    ("accepted", "examined", "steps"),
+    [
+        ([11], [10], None),
+        ([-1], [10], None),
+        ([5, 3], [10], None),
+        ([], [], None),
+        ([0], [0], None),
+        ([5], [10], 9),
+    ],
 )
-def test_impossible_counts_are_refused(counts: list[int], steps: int, plain: int) -> None:
+def test_impossible_counts_are_refused(
+    accepted: list[int], examined: list[int], steps: int | None
+) -> None:
     with pytest.raises(ConfigError):
-        profile_from_counts("bad", counts, steps, num_plain_steps=plain)
+        profile_from_counts("bad", accepted, examined, num_steps=steps)
 
 
 def test_acceptance_as_text_or_file(tmp_path: Path) -> None:
     assert load_acceptance("0.7").accept_probs == (0.7,)
     assert load_acceptance("0.8,0.7,0.6").survivals(3) == pytest.approx((0.8, 0.56, 0.336))
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"accepted_per_position": [8, 4], "num_steps": 10}))
+    path.write_text(json.dumps({"accepted_per_position": [8, 4], "examined_per_position": [10, 8]}))
     assert load_acceptance(str(path)).accept_probs == pytest.approx((0.8, 0.5))
     path.write_text("{}")
     for text in (str(path), str(tmp_path / "none.json"), "much"):
@@ -451,7 +463,12 @@ def test_command_explains_bad_input(extra: list[str], word: str) -> None:
 
 def test_command_takes_overheads_and_measured_acceptance(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.json"
-    counts = {"name": "our editor", "accepted_per_position": [700, 500, 350], "num_steps": 1000}
+    counts = {
+        "name": "our editor",
+        "accepted_per_position": [700, 500, 350],
+        "examined_per_position": [1000, 700, 500],
+        "num_steps": 1100,
+    }
     path.write_text(json.dumps(counts))
     arguments = ["--target", "llama-3.1-8b", "--draft", "head", "--json", "--acceptance", str(path)]
     quick = json.loads(runner.invoke(app, arguments).stdout)["plans"][0]

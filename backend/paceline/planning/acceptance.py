@@ -71,39 +71,59 @@ class AcceptanceProfile:
 
 
 def profile_from_counts(
-    name: str, accepted_per_position: Sequence[int], num_steps: int, *, num_plain_steps: int = 0
+    name: str,
+    accepted_per_position: Sequence[int],
+    examined_per_position: Sequence[int],
+    *,
+    num_steps: int | None = None,
 ) -> AcceptanceProfile:
-    """A profile from counters: what a server's telemetry or a measuring run has counted.
+    """A profile from the counters that Paceline keeps, or that a measuring run has summed up.
+
+    This is where measured acceptance enters a plan. The fields are those of a session's telemetry
+    sample and of the summary of a finished request, so either can be passed on as it is.
 
     Args:
         name: what was measured.
-        accepted_per_position: how often the draft token at depth 1, 2, ... was accepted; never
-            rising, because a token counts only if all before it were accepted.
-        num_steps: steps of one sequence in which at least one token was drafted.
-        num_plain_steps: steps in which the drafter had nothing to propose.
+        accepted_per_position: how often the draft token at depth 1, 2, ... was accepted.
+        examined_per_position: how often that depth was examined, that is, all tokens before it
+            had been accepted. Depths may have been drafted in different numbers of steps.
+        num_steps: target passes of the same requests, with those in which nothing was drafted;
+            without it, every step is taken to have drafted.
     """
-    if num_steps < 1:
-        raise ConfigError("num_steps must be at least 1", field="num_steps")
-    if num_plain_steps < 0:
-        raise ConfigError("num_plain_steps must not be negative", field="num_plain_steps")
+    if len(accepted_per_position) != len(examined_per_position):
+        raise ConfigError(
+            f"accepted_per_position has {len(accepted_per_position)} depths and "
+            f"examined_per_position {len(examined_per_position)}",
+            field="examined_per_position",
+        )
     accept_probs = []
-    reached = num_steps
-    for depth, accepted in enumerate(accepted_per_position, start=1):
-        if not 0 <= accepted <= reached:
+    for depth, (accepted, examined) in enumerate(
+        zip(accepted_per_position, examined_per_position, strict=True), start=1
+    ):
+        if not 0 <= accepted <= examined:
             raise ConfigError(
-                f"accepted_per_position: depth {depth} was accepted {accepted} times but only "
-                f"reached {reached} times",
+                f"accepted_per_position: depth {depth} was accepted {accepted} times but examined "
+                f"{examined} times",
                 field="accepted_per_position",
             )
-        if reached == 0:
+        if examined == 0:
             break
-        accept_probs.append(accepted / reached)
-        reached = accepted
+        accept_probs.append(accepted / examined)
+    if not accept_probs:
+        raise ConfigError("nothing was examined", field="examined_per_position")
+    drafted_steps = examined_per_position[0]
+    if num_steps is None:
+        num_steps = drafted_steps
+    if num_steps < drafted_steps:
+        raise ConfigError(
+            f"num_steps {num_steps} is less than the {drafted_steps} steps that drafted",
+            field="num_steps",
+        )
     return AcceptanceProfile(
         name=name,
         accept_probs=tuple(accept_probs),
-        source=f"measured here over {num_steps} steps",
-        proposal_rate=num_steps / (num_steps + num_plain_steps),
+        source=f"measured over {drafted_steps} steps",
+        proposal_rate=drafted_steps / num_steps,
         measured_here=True,
     )
 

@@ -93,7 +93,7 @@ def plan_command(
         typer.Option(
             "--acceptance",
             help="Instead of a workload: one number, numbers by depth (0.8,0.7,0.6), or a JSON "
-            "file with accepted_per_position and num_steps as telemetry counts them.",
+            "file with accepted_per_position and examined_per_position as telemetry counts them.",
         ),
     ] = None,
     memory_fraction: Annotated[
@@ -227,8 +227,8 @@ def _whole_numbers(text: str, field: str) -> list[int]:
 def load_acceptance(text: str) -> AcceptanceProfile:
     """A profile from one number, numbers by depth, or a JSON file of counters.
 
-    The file holds `accepted_per_position` (a list) and `num_steps`, and may hold
-    `num_plain_steps` and `name`: what a server's telemetry counts, or a measuring run.
+    The file holds `accepted_per_position` and `examined_per_position` and may hold `num_steps` and
+    `name`: a session's telemetry sample will do.
     """
     path = Path(text)
     if path.suffix == ".json" or path.is_file():
@@ -249,12 +249,12 @@ def _acceptance_file(path: Path) -> AcceptanceProfile:
         return profile_from_counts(
             str(content.get("name", path.stem)),
             [int(count) for count in content["accepted_per_position"]],
-            int(content["num_steps"]),
-            num_plain_steps=int(content.get("num_plain_steps", 0)),
+            [int(count) for count in content["examined_per_position"]],
+            num_steps=content.get("num_steps"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"acceptance: {path} must be a JSON object with accepted_per_position (a list of "
-            f"counts) and num_steps: {error!r}",
+            f"acceptance: {path} must be a JSON object with accepted_per_position and "
+            f"examined_per_position, two lists of counts: {error!r}",
             field="acceptance",
         ) from error
