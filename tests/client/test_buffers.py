@@ -99,6 +99,21 @@ async def test_whoever_waits_is_woken() -> None:
 
 
 @pytest.mark.anyio
+async def test_several_who_wait_are_all_woken() -> None:
+    buffer: EventBuffer[int] = EventBuffer(latest, 1)
+
+    async def read() -> None:
+        with pytest.raises(KeyError):
+            await buffer.next()
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        buffer.fail(KeyError("the end"))
+
+
+@pytest.mark.anyio
 async def test_of_states_only_the_latest_waits() -> None:
     buffer: EventBuffer[int] = EventBuffer(latest, 1)
     for number in range(5):

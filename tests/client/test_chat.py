@@ -105,11 +105,20 @@ def test_no_server_is_one_line() -> None:
 
 
 def test_commands(server: ScriptedServer) -> None:
-    lines = iter(["/help", "one", "/system Be long.", "two", "/new", "three", "/nope", "", "/quit"])
+    lines = iter(
+        ["/help", "one", "/system Be long.", "two", "^C", "/new", "three", "/nope", "", "/quit"]
+    )
+
+    def read_line(prompt: str) -> str:
+        line = next(lines)
+        if line == "^C":
+            raise KeyboardInterrupt
+        return line
+
     stdout, stderr = io.StringIO(), io.StringIO()
     code = chat.run(
         url=server.url,
-        read_line=lambda prompt: next(lines),
+        read_line=read_line,
         stdin=_Input(is_terminal=True),
         stdout=stdout,
         stderr=stderr,
@@ -145,8 +154,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: ScriptedServer) -> 
         terminal.wait_for("WORD")
         terminal.type("\x03")
         terminal.wait_for("stopped")
-        terminal.wait_for("> ")
-        terminal.type("\x03")
         terminal.wait_for("> ")
         terminal.type("and now\n")
         terminal.wait_for("AND NOW")

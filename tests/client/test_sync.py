@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,6 +68,48 @@ def test_errors_are_those_of_the_async_client(server: ScriptedServer) -> None:
     assert [
         (request.instructions, request.previous_response_id) for request in server.requests()[1:]
     ] == [("Be brief.", None), (None, "resp_1"), (None, None)]
+
+
+def test_an_interrupt_at_any_moment_loses_no_event(server: ScriptedServer) -> None:
+    """Signals arrive while the main thread iterates; every word still comes, once, in order."""
+    expected = "".join(f"{number} " for number in range(2000))
+    interrupts = 0
+    done = threading.Event()
+
+    def interrupt() -> None:
+        while not done.wait(0.002):
+            signal.raise_signal(signal.SIGUSR1)
+
+    def raise_interrupt(*_: object) -> None:
+        if is_iterating:
+            raise KeyboardInterrupt
+
+    is_iterating = False
+    before = signal.signal(signal.SIGUSR1, raise_interrupt)
+    thread = threading.Thread(target=interrupt)
+    try:
+        with connect_sync(server.url) as session, session.respond("flood 2000") as stream:
+            thread.start()
+            texts: list[str] = []
+            while True:
+                try:
+                    is_iterating = True
+                    for event in stream:
+                        is_iterating = False
+                        if isinstance(event, m.OutputTextDelta):
+                            texts.append(event.delta)
+                        is_iterating = True
+                    is_iterating = False
+                    break
+                except KeyboardInterrupt:
+                    is_iterating = False
+                    interrupts += 1
+            assert interrupts > 0
+            assert "".join(texts) == stream.text == expected
+    finally:
+        done.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_no_server(server: ScriptedServer) -> None:

@@ -23,7 +23,7 @@ Event = TypeVar("Event")
 
 
 class EventBuffer(Generic[Event]):
-    """First in, first out, for one consumer.
+    """First in, first out.
 
     merge: called with the newest waiting event and the one that arrives once `high_water` events
     wait; returns one event in place of both, or None if they have to stay two.
@@ -60,7 +60,8 @@ class EventBuffer(Generic[Event]):
         while not self._events:
             if self._failure is not None:
                 raise self._failure
-            self._changed = anyio.Event()
+            if self._changed.is_set():
+                self._changed = anyio.Event()
             await self._changed.wait()
         return self._events.popleft()
 

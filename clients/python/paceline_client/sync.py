@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from anyio.from_thread import start_blocking_portal
 
@@ -13,7 +14,6 @@ from paceline_client.session import Session, connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
 
@@ -24,17 +24,26 @@ if TYPE_CHECKING:
     from paceline_protocol.messages import Response, ServerEvent
 
 
+class _Outcome(NamedTuple):
+    """What waiting for an event gave: an event, or None and None for the end."""
+
+    event: ServerEvent | None
+    failure: Exception | None
+
+
 class SyncStream:
     """An iterator over a response's events. Leave it with `with` or `close` to cancel early.
 
-    An interrupt (Ctrl-C) while it waits loses nothing: iterating on gives the event that was
-    awaited. That is how `cancel` and then reading to the end works.
+    An interrupt (Ctrl-C) while it waits, or at any other moment, loses nothing: iterating on gives
+    the event that was awaited. That is how `cancel` and then reading to the end works.
     """
 
     def __init__(self, portal: BlockingPortal, stream: ResponseStream) -> None:
         self._portal = portal
         self._stream = stream
-        self._awaited: Future[ServerEvent | None] | None = None
+        self._outcome: _Outcome | None = None
+        self._has_outcome = threading.Event()
+        self._is_fetching = False
 
     @property
     def response(self) -> Response | None:
@@ -62,17 +71,18 @@ class SyncStream:
         return self
 
     def __next__(self) -> ServerEvent:
-        if self._awaited is None:
-            self._awaited = self._portal.start_task_soon(self._next)
-        future = self._awaited
-        try:
-            event = future.result()
-        except Exception:
-            self._awaited = None
-            raise
-        self._awaited = None
+        while self._outcome is None:
+            # After an interrupt this is asked for a second time, and the first one still counts.
+            self._has_outcome.clear()
+            self._portal.start_task_soon(self._fetch)
+            self._has_outcome.wait()
+        event, failure = self._outcome
+        if failure is not None:
+            self._outcome = _Outcome(None, None)
+            raise failure
         if event is None:
             raise StopIteration
+        self._outcome = None  # from here to the return no interrupt can come between
         return event
 
     def __enter__(self) -> Self:
@@ -86,8 +96,20 @@ class SyncStream:
     ) -> None:
         self.close()
 
-    async def _next(self) -> ServerEvent | None:
-        return await anext(self._stream, None)
+    async def _fetch(self) -> None:
+        """On the event loop: see to it that there is an outcome. Any number of calls do as one."""
+        if self._outcome is not None:
+            self._has_outcome.set()
+        if self._is_fetching or self._outcome is not None:
+            return
+        self._is_fetching = True
+        try:
+            self._outcome = _Outcome(await anext(self._stream, None), None)
+        except Exception as error:
+            self._outcome = _Outcome(None, error)
+        finally:
+            self._is_fetching = False
+            self._has_outcome.set()
 
 
 class SyncConversation:
