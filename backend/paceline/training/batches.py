@@ -1,0 +1,146 @@
+"""Training batches: sequences drawn from shards and packed into rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.training.loss import TargetRows, target_probabilities
+from paceline.training.target_states import read_states
+from paceline.training.token_store import TokenStore
+from paceline.training.unroll import PackedRows
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from paceline.training.target_states import TargetStates
+    from paceline.training.token_store import TokenShard
+
+PROMPT_WEIGHT = 0.4
+"""Weight of a row that predicts a token of the prompt: the same function, other traffic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows ``1 .. n - 1`` of each sequence, packed; row ``i`` predicts what follows token ``i``.
+
+    ``answer [N]`` bool: the token that follows is part of the answer (or would be, at the end).
+    ``next_ids [N]``: the token that follows, -1 at the end. ``temperatures``: one a sequence.
+    """
+
+    rows: PackedRows
+    target: TargetRows
+    answer: Tensor
+    next_ids: Tensor
+    temperatures: tuple[float, ...]
+
+    @property
+    def weights(self) -> Tensor:
+        """``[N]`` float32: what each row counts in the loss."""
+        return torch.where(self.answer, 1.0, PROMPT_WEIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    tokens: TokenShard
+    states: TargetStates
+    starts: tuple[int, ...]
+
+
+class BatchSource:
+    """Sequences of all shards that have both tokens and states.
+
+    ``output_ids [D]``: the draft's ids; ``output_weight [D, H]``: the target's rows for them.
+    """
+
+    def __init__(
+        self,
+        feature_layers: Sequence[int],
+        output_ids: Tensor,
+        output_weight: Tensor,
+        vocabulary_size: int,
+        rng: random.Random,
+    ) -> None:
+        self._feature_layers = tuple(feature_layers)
+        self._output_weight = output_weight
+        self._columns = torch.full((vocabulary_size,), -1, dtype=torch.long)
+        self._columns[output_ids] = torch.arange(len(output_ids))
+        self._rng = rng
+        self._shards: list[_Shard] = []
+        self.training: list[tuple[int, int]] = []
+        self.held_out: list[tuple[int, int]] = []
+        self._uses: dict[tuple[int, int], int] = {}
+
+    def add(self, tokens: Path, states: Path) -> None:
+        """Map one more shard."""
+        shard = TokenStore.read(tokens)
+        starts = [0]
+        for length in shard.lengths:
+            starts.append(starts[-1] + length)
+        number = len(self._shards)
+        self._shards.append(_Shard(shard, read_states(states, self._feature_layers), tuple(starts)))
+        for index in range(len(shard.lengths)):
+            chosen = self.held_out if shard.is_held_out(index) else self.training
+            chosen.append((number, index))
+
+    def sequence(self, reference: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Token ids ``[n]`` and features ``[n, F, H]`` of one sequence."""
+        shard, where = self._locate(reference)
+        return shard.tokens.token_ids[where].long(), shard.states.features[where]
+
+    def draw(self, num_sequences: int) -> Batch:
+        """A random batch for training that prefers sequences seen less often."""
+        least = min(self._uses.get(reference, 0) for reference in self.training)
+        chosen: list[tuple[int, int]] = []
+        while len(chosen) < num_sequences:
+            reference = self._rng.choice(self.training)
+            uses = self._uses.get(reference, 0)
+            if self._rng.random() < 0.4 ** (uses - least):
+                chosen.append(reference)
+                self._uses[reference] = uses + 1
+        return self.pack(chosen)
+
+    def pack(self, references: Sequence[tuple[int, int]]) -> Batch:
+        """These sequences as a batch."""
+        ids, features, positions, lengths, finals = [], [], [], [], []
+        normalisers, greedy, answer, following, temperatures = [], [], [], [], []
+        for reference in references:
+            shard, where = self._locate(reference)
+            _, index = reference
+            tokens = shard.tokens.token_ids[where].long()
+            states, count = shard.states, len(tokens)
+            ids.append(tokens[1:])
+            features.append(states.features[where][:-1])
+            positions.append(torch.arange(1, count))
+            lengths.append(count - 1)
+            finals.append(states.final[where][1:])
+            normalisers.append(states.log_normaliser[where][1:])
+            greedy.append(self._columns[states.greedy[where][1:].long()])
+            answer.append(torch.arange(2, count + 1) >= shard.tokens.prompt_lengths[index])
+            following.append(torch.cat((tokens[2:], torch.tensor([-1]))))
+            temperatures.append(shard.tokens.temperatures[index])
+        probabilities = target_probabilities(
+            torch.cat(finals), self._output_weight, torch.cat(normalisers)
+        )
+        return Batch(
+            PackedRows(torch.cat(ids), torch.cat(features), torch.cat(positions), lengths),
+            TargetRows(probabilities, torch.cat(greedy)),
+            torch.cat(answer),
+            torch.cat(following),
+            tuple(temperatures),
+        )
+
+    def columns(self, token_ids: Tensor) -> Tensor:
+        """Columns of the draft's output for token ids, -1 where there is none (and for -1)."""
+        return torch.where(token_ids >= 0, self._columns[token_ids.clamp_min(0)], -1)
+
+    def _locate(self, reference: tuple[int, int]) -> tuple[_Shard, slice]:
+        number, index = reference
+        shard = self._shards[number]
+        return shard, slice(shard.starts[index], shard.starts[index + 1])
