@@ -236,6 +236,14 @@ class Engine:
                         num_committed,
                         in_flight.scores.first_tokens[index],
                         entry.num_target_tokens + len(drafted),
+                        num_examined=min(num_accepted + 1, len(drafted)),
+                        num_passed=num_accepted,
+                        survival=tuple(
+                            float(position < num_accepted) for position in range(len(drafted))
+                        ),
+                        draft_probs=in_flight.proposal.scores[index]
+                        if in_flight.proposal.scores
+                        else (),
                     )
                 )
                 self._scheduler.register_full_blocks(sequence)
@@ -286,6 +294,7 @@ class Engine:
         drafts: list[tuple[int, ...]] = [()] * count
         row_index: list[tuple[int, ...]] = [()] * count
         names = ["none"] * count
+        scores: list[tuple[float, ...]] = [()] * count
         if not chosen:
             return Proposal(tuple(drafts), tuple(row_index), tuple(names))
         made = self._drafter.propose([plan.entries[index] for index in chosen])
@@ -293,7 +302,16 @@ class Engine:
             drafts[index] = made.draft_ids[position]
             row_index[index] = made.row_index[position]
             names[index] = made.drafter_names[position]
-        return Proposal(tuple(drafts), tuple(row_index), tuple(names), made.rows, made.vocab_ids)
+            if made.scores:
+                scores[index] = made.scores[position]
+        return Proposal(
+            tuple(drafts),
+            tuple(row_index),
+            tuple(names),
+            made.rows,
+            made.vocab_ids,
+            tuple(scores),
+        )
 
     def _commit(
         self,
@@ -355,6 +373,7 @@ class Engine:
         tail: str | None = None,
         stop_match: str | int | None = None,
     ) -> FinishEvent:
+        sequence.gate, sequence.gate_reason = self._policy.describe(sequence)
         return FinishEvent(
             request_id=sequence.request_id,
             reason=reason,
@@ -368,6 +387,7 @@ class Engine:
 
     def _close(self, sequence: Sequence, *, discard: bool = False) -> None:
         self._scrub(self._scheduler.finish(sequence, discard=discard))
+        self._policy.release(sequence)
         del self._sequences[sequence.request_id]
         del self._arrivals[sequence.request_id]
 

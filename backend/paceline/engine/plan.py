@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.core.request import DrafterKind
+
 if TYPE_CHECKING:
     from paceline.engine.sequence import Sequence
 
@@ -16,7 +18,8 @@ class PlanEntry:
     num_target_tokens: known tokens that the target computes, at least 1. completes: the newest one
     is among them, so that a new token is sampled. num_drafted: how many tokens the drafter may add
     behind them (slots are reserved); 0 unless the sequence is decoding. num_catch_up: known tokens
-    that the drafter may compute in this step.
+    that the drafter may compute in this step. drafter: which one drafts, AUTO for whichever has
+    something. num_scored: newest known tokens whose probability under the draft model is asked for.
     """
 
     sequence: Sequence
@@ -24,6 +27,8 @@ class PlanEntry:
     completes: bool
     num_drafted: int = 0
     num_catch_up: int = 0
+    drafter: DrafterKind = DrafterKind.AUTO
+    num_scored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,12 @@ class Outcome:
     num_before: known tokens before the commit. num_drafted, num_accepted: this round's.
     num_committed: tokens appended. first_row: where the entry's rows begin in the target's packed
     rows of this step; num_rows of them.
+
+    num_examined, num_passed: drafted positions tested and passed, by the token rule. survival: for
+    each drafted position an estimate of the probability that it and all before it are accepted;
+    both as at `sampling.acceptance.Acceptance`. target_prob: of the token behind the accepted ones,
+    under the target; None where it was not asked for. draft_probs: answer to `num_scored`: of the
+    newest known tokens before this commit, under the draft model, oldest first.
     """
 
     sequence: Sequence
@@ -50,3 +61,8 @@ class Outcome:
     num_committed: int
     first_row: int
     num_rows: int
+    num_examined: int = 0
+    num_passed: int = 0
+    survival: tuple[float, ...] = ()
+    target_prob: float | None = None
+    draft_probs: tuple[float, ...] = ()

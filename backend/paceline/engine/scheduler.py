@@ -115,14 +115,21 @@ class Scheduler:
         num_prefill_rows = min(
             sum(s.num_uncomputed for s in self.running if not s.is_decoding), self._token_budget
         )
-        wanted = self._policy.choose(decoding, num_prefill_rows)
-        counts = [min(n, self._room(s)) for s, n in zip(decoding, wanted, strict=True)]
+        choices = self._policy.choose(decoding, num_prefill_rows)
+        counts = [
+            min(choice.num_drafted, self._room(sequence))
+            for sequence, choice in zip(decoding, choices, strict=True)
+        ]
         counts = self._fit_budget(counts)
         entries = []
-        for sequence, count in zip(decoding, counts, strict=True):
+        for sequence, choice, count in zip(decoding, choices, counts, strict=True):
             if not self._reserve(sequence, sequence.num_tokens + count):
                 return self._plan_without_drafts(decoding, preempted)
-            entries.append(PlanEntry(sequence, 1, True, count))
+            catches_up = choice.catches_up and (count > 0 or choice.num_drafted == 0)
+            lag = self._drafter.lag(sequence) if catches_up else 0
+            entries.append(
+                PlanEntry(sequence, 1, True, count, lag, choice.drafter, choice.num_scored)
+            )
         return entries
 
     def _plan_without_drafts(
@@ -178,15 +185,15 @@ class Scheduler:
         return counts
 
     def _plan_catch_up(self, entries: list[PlanEntry], budget: int) -> Iterable[PlanEntry]:
+        """Cut catching up to what the step's token budget has left; keeping in step is free."""
         for entry in entries:
-            if entry.num_drafted == 0:
+            lag = entry.num_catch_up
+            if lag <= _IN_STEP:
                 yield entry
                 continue
-            lag = self._drafter.lag(entry.sequence)
-            if lag > _IN_STEP:
-                lag = min(lag, max(budget, 0))
-                budget -= lag
-            yield replace(entry, num_catch_up=lag)
+            count = min(lag, max(budget, 0))
+            budget -= count
+            yield replace(entry, num_catch_up=count)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give the queue's first sequence all blocks for its known tokens, or leave it there."""

@@ -23,6 +23,8 @@ class Proposal:
     `sampling.acceptance.Drafted`; row_index[b][i] belongs to draft_ids[b][i], -1 for a
     deterministic draft.
     drafter_names: which drafter made each entry's draft.
+    scores: for each entry that asked for `num_scored` and has caught up, the probabilities that the
+    draft model would have drafted its newest known tokens with, oldest first; () means none at all.
     """
 
     draft_ids: tuple[tuple[int, ...], ...]
@@ -30,6 +32,7 @@ class Proposal:
     drafter_names: tuple[str, ...]
     rows: Tensor | None = None
     vocab_ids: Tensor | None = None
+    scores: tuple[tuple[float, ...], ...] = ()
 
 
 class Drafter(Protocol):

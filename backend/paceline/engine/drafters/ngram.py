@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 16
 _LONGEST = 5
 _SHORTEST = 2
+_LONG = 16
 
 
 class NgramIndex:
@@ -41,9 +42,19 @@ class NgramIndex:
     def extend(self, token_ids: Many[int]) -> None:
         """Enter all n-grams that end before the last token of the grown list."""
         for end in range(self._num_indexed + 1, len(token_ids)):
-            for size in range(self._shortest, min(self._longest, end) + 1):
-                self._ends[tuple(token_ids[end - size : end])] = end
-        self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
+            self._enter(token_ids, end)
+
+    def match(self, token_ids: Many[int], total: int) -> tuple[int, int]:
+        """The longest suffix of the first `total` tokens that is indexed: where its most recent
+        occurrence ended, and its length (up to 16; longer ones are as good). (0, 0) without one."""
+        for size in range(min(self._longest, total), self._shortest - 1, -1):
+            start = self._ends.get(tuple(token_ids[total - size : total]))
+            if start is not None:
+                limit = min(_LONG, start)
+                while size < limit and token_ids[start - size - 1] == token_ids[total - size - 1]:
+                    size += 1
+                return start, size
+        return 0, 0
 
     def continuation(self, token_ids: Many[int], count: int) -> tuple[int, ...]:
         """Up to `count` tokens that followed the longest indexed suffix; () without a match.
@@ -52,12 +63,27 @@ class NgramIndex:
         repeated pattern is continued however short its period is.
         """
         total = len(token_ids)
-        for size in range(min(self._longest, total), self._shortest - 1, -1):
-            start = self._ends.get(tuple(token_ids[total - size :]))
-            if start is not None:
-                period = total - start
-                return tuple(token_ids[start + offset % period] for offset in range(count))
-        return ()
+        start, size = self.match(token_ids, total)
+        if not size:
+            return ()
+        period = total - start
+        return tuple(token_ids[start + offset % period] for offset in range(count))
+
+    def score(self, token_ids: Many[int]) -> list[tuple[int, bool]]:
+        """Enter the tokens that were appended since the last call, and say for each one before
+        which a match existed how long that was and whether it foretold the token."""
+        scored = []
+        for total in range(self._num_indexed + 1, len(token_ids)):
+            start, size = self.match(token_ids, total)
+            if size:
+                scored.append((size, token_ids[start] == token_ids[total]))
+            self._enter(token_ids, total)
+        return scored
+
+    def _enter(self, token_ids: Many[int], end: int) -> None:
+        for size in range(self._shortest, min(self._longest, end) + 1):
+            self._ends[tuple(token_ids[end - size : end])] = end
+        self._num_indexed = end
 
 
 class NgramDrafter:
@@ -65,6 +91,7 @@ class NgramDrafter:
 
     def __init__(self) -> None:
         self._indices: dict[str, NgramIndex] = {}
+        self._scored: dict[str, list[tuple[int, bool]]] = {}
 
     @property
     def required_features(self) -> tuple[int, ...]:
@@ -95,14 +122,29 @@ class NgramDrafter:
             return ()
         return self._indices[sequence.request_id].continuation(sequence.token_ids, count)
 
+    def offer(self, sequence: Sequence) -> tuple[int, int]:
+        """How many tokens it could draft now, and the length of the match behind them."""
+        if not serves(sequence, DrafterKind.NGRAM):
+            return 0, 0
+        token_ids = sequence.token_ids
+        _, size = self._indices[sequence.request_id].match(token_ids, len(token_ids))
+        return (MAX_TOKENS if size else 0), size
+
+    def take_scored(self, sequence: Sequence) -> list[tuple[int, bool]]:
+        """What `NgramIndex.score` said of the tokens committed since the last call."""
+        return self._scored.pop(sequence.request_id, [])
+
     def observe(self, outcomes: Many[Outcome], features: Tensor | None) -> None:
+        self._scored.clear()
         for outcome in outcomes:
-            index = self._indices.get(outcome.sequence.request_id)
-            if index is not None:
-                index.extend(outcome.sequence.token_ids)
+            request_id = outcome.sequence.request_id
+            index = self._indices.get(request_id)
+            if index is not None and outcome.num_committed:
+                self._scored[request_id] = index.score(outcome.sequence.token_ids)
 
     def release(self, sequence: Sequence) -> None:
         self._indices.pop(sequence.request_id, None)
+        self._scored.pop(sequence.request_id, None)
 
 
 def serves(sequence: Sequence, kind: DrafterKind) -> bool:

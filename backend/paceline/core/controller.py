@@ -1,0 +1,555 @@
+"""When, for whom and how far to speculate: two gates, a choice per step and a ledger.
+
+    session gate   per session and drafter: is its acceptance worth it?     controller_gate
+    load gate      per step: the number of drafted tokens for each session that maximises
+                   committed tokens per second; 0 when compute-bound        controller_depth
+    ledger         for the server: never more than 3 % and a little         controller_ledger
+
+Deterministic and without a clock: what it decides follows from what it was told, so any run can be
+replayed. Decisions are made before drafting, from the data of earlier steps and from committed
+tokens alone; a drafted token never influences how many are drafted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.core import controller_gate as gates
+from paceline.core.controller_depth import (
+    Depths,
+    DraftOffer,
+    choose_depths,
+    drafting_shape,
+    steady_gain,
+    steady_seconds,
+)
+from paceline.core.controller_estimate import Baseline, SessionEstimate, survivals
+from paceline.core.controller_gate import GateState
+from paceline.core.controller_ledger import Ledger, plain_equivalent
+from paceline.core.controller_words import words
+from paceline.core.events import Gate
+from paceline.core.request import DrafterKind
+from paceline.core.speedup import break_even_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from paceline.core.cost import CostModel, StageSeconds, StepShape
+
+MODEL_DEPTH = 6
+COPY_DEPTH = 16
+
+OPEN_FROM = 1.06
+CLOSE_BELOW = 1.03
+DWELL = 8
+LEAST_COPY_GAIN = 1.01
+PLAIN_EVERY = 256
+_CATCH_UP_LAG = 8
+_HORIZON = 32
+_SCORED = 64
+_MAX_SESSIONS = 4096
+_HOPEFUL = 0.8
+# n-gram matches by length: 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens.
+_MATCH_CELLS = (0, 0, 0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4)
+_MATCH_PRIORS = (0.3, 0.45, 0.55, 0.65, 0.85, 0.93)
+_MATCH_WEIGHT = 24.0
+# Greedy, cool, usual and hot sampling, and sampled verification.
+_MODEL_PRIORS = (0.65, 0.6, 0.55, 0.4, 0.4)
+
+
+def temperature_bucket(temperature: float, *, is_seeded: bool = False) -> int:
+    """Acceptance differs most between these: greedy, cool, usual, hot, and seeded requests, whose
+    drafts have to meet the target's own sample."""
+    if temperature == 0.0:
+        return 0
+    if is_seeded:
+        return 4
+    return 1 if temperature < 0.5 else 2 if temperature <= 1.1 else 3
+
+
+def match_cell(match_length: int) -> int:
+    """The cell of the n-gram baseline for a match of so many tokens."""
+    return 5 if match_length >= 16 else _MATCH_CELLS[match_length]
+
+
+class Why(NamedTuple):
+    """Why a session drafted what it did, in numbers; `Controller.reason` puts it in words."""
+
+    kind: str
+    numbers: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class SessionControl:
+    """What is known of one session; it outlives requests."""
+
+    key: str
+    copy_gate: GateState = field(default_factory=GateState)
+    model_gate: GateState = field(default_factory=GateState)
+    copy_estimate: SessionEstimate = field(default_factory=SessionEstimate)
+    model_estimate: SessionEstimate = field(default_factory=SessionEstimate)
+    copy_cell: int = 3
+    has_model: bool = False
+    why: Why = Why("new")
+
+    @property
+    def gate(self) -> Gate:
+        """One word for the session: on if any drafter may draft for it."""
+        if self.copy_gate.gate is Gate.ON or (self.has_model and self.model_gate.gate is Gate.ON):
+            return Gate.ON
+        return Gate.PROBING if self.model_gate.gate is Gate.PROBING else Gate.OFF
+
+
+class Candidate(NamedTuple):
+    """One decoding sequence that leaves the choice to us.
+
+    limit: tokens that may be drafted for it now. copy_tokens, match_length: what the n-gram look-up
+    found. model_tokens: what the draft model could draft, 0 without one; model_lag: known tokens
+    that it has not computed. num_remaining: tokens that the request may still emit.
+    """
+
+    session: SessionControl
+    limit: int
+    temperature: int
+    is_drawn: bool
+    copy_tokens: int = 0
+    match_length: int = 0
+    model_tokens: int = 0
+    model_lag: int = 0
+    num_remaining: int = 1 << 30
+
+
+class Choice(NamedTuple):
+    """What one sequence does in a step. num_scored: newest known tokens whose probability under
+    the draft model is asked for (a probe). catches_up: the draft model may compute its lag."""
+
+    drafter: DrafterKind = DrafterKind.NONE
+    num_drafted: int = 0
+    num_scored: int = 0
+    catches_up: bool = False
+
+
+PLAIN = Choice()
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """ledger_steps: the ledger's capacity, in plain steps of a full batch."""
+
+    max_sequences: int
+    ledger_steps: float = 2.0
+
+
+class Controller:
+    """Remembers what the pure functions need. Not thread-safe."""
+
+    def __init__(self, cost: CostModel, settings: ControllerSettings) -> None:
+        self.cost = cost
+        full = cost.target_seconds(settings.max_sequences, 0)
+        self.ledger = Ledger(settings.ledger_steps * full)
+        self.num_gate_flips = 0
+        self.num_load_flips = 0
+        self.is_load_open = True
+        self._num_since_flip = DWELL
+        self._num_since_plain = 0
+        self._sessions: OrderedDict[str, SessionControl] = OrderedDict()
+        self._copy_base = Baseline(_MATCH_PRIORS, _MATCH_WEIGHT)
+        self._model_base = Baseline(
+            [prior for prior in _MODEL_PRIORS for _ in range(MODEL_DEPTH)], gates.LEAST_EXAMINED
+        )
+
+    def session(self, key: str) -> SessionControl:
+        """The session's state, made at first sight; the least recently used ones are forgotten."""
+        known = self._sessions.get(key)
+        if known is None:
+            known = self._sessions[key] = SessionControl(key)
+            if len(self._sessions) > _MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        else:
+            self._sessions.move_to_end(key)
+        return known
+
+    # Before a step
+
+    def decide(
+        self, base: StepShape, num_decoding: int, candidates: Sequence[Candidate]
+    ) -> list[Choice]:
+        """What each candidate does.
+
+        base: the step with nothing drafted for them (but prefill rows and whatever was forced).
+        num_decoding: all decoding sequences of the step, candidates or not.
+        """
+        self._num_since_flip += 1
+        if not candidates:
+            return []
+        choices = [PLAIN] * len(candidates)
+        if self._num_since_plain >= PLAIN_EVERY:
+            for candidate in candidates:
+                candidate.session.why = Why("refresh")
+            return choices
+        plain = Depths([0] * len(candidates), float(num_decoding), self.cost.step_seconds(base))
+        copies = [self._copy_offer(candidate) for candidate in candidates]
+        best, offers = plain, copies
+        if any(offer.survivals for offer in copies):
+            found = choose_depths(self.cost, base, num_decoding, copies)
+            if found.rate >= LEAST_COPY_GAIN * plain.rate:
+                best = found
+        if self.cost.has_draft:
+            best, offers = self._with_model(base, num_decoding, candidates, copies, best, plain)
+        if any(best.counts):
+            shape = drafting_shape(base, offers, best.counts)
+            worst = self.cost.step_seconds(shape)
+            if not self.ledger.has_room(worst, plain.seconds):
+                best = plain
+                self._say(candidates, Why("ledger", (self.ledger.level, self.ledger.capacity)))
+            else:
+                self._fill(choices, candidates, offers, best.counts)
+        else:
+            self._say_plain(base, num_decoding, candidates, offers)
+        self._probe(base, num_decoding, candidates, choices, plain)
+        return choices
+
+    def _copy_offer(self, candidate: Candidate) -> DraftOffer:
+        session = candidate.session
+        depth = min(candidate.limit, candidate.copy_tokens, COPY_DEPTH)
+        if depth <= 0:
+            return _NO_OFFER
+        cell = match_cell(candidate.match_length)
+        session.copy_cell = cell
+        if session.copy_gate.gate is not Gate.ON or self._copy_base.rates[cell] < gates.OFF_BELOW:
+            return _NO_OFFER
+        return DraftOffer(
+            survivals(session.copy_estimate, self._copy_base, cell, depth, len(_MATCH_PRIORS) - 1)
+        )
+
+    def _model_offer(self, candidate: Candidate) -> DraftOffer:
+        session = candidate.session
+        depth = min(candidate.limit, candidate.model_tokens, MODEL_DEPTH)
+        if depth <= 0 or session.model_gate.gate is not Gate.ON:
+            return _NO_OFFER
+        return DraftOffer(
+            self._model_survivals(session, candidate.temperature, depth),
+            uses_model=True,
+            lag=candidate.model_lag,
+            horizon=max(1, min(_HORIZON, candidate.num_remaining // 2)),
+        )
+
+    def _model_survivals(self, session: SessionControl, bucket: int, depth: int) -> list[float]:
+        first = bucket * MODEL_DEPTH
+        last = first + MODEL_DEPTH - 1
+        return survivals(session.model_estimate, self._model_base, first, depth, last)
+
+    def _with_model(
+        self,
+        base: StepShape,
+        num_decoding: int,
+        candidates: Sequence[Candidate],
+        copies: list[DraftOffer],
+        best: Depths,
+        plain: Depths,
+    ) -> tuple[Depths, list[DraftOffer]]:
+        """The better of `best` and drafting with the model where that promises more, with
+        hysteresis and dwell: reopening costs the draft model its catching up."""
+        if not self.is_load_open and self._num_since_flip < DWELL:
+            return best, copies
+        model_seconds = self._steady(base, num_decoding, uses_model=True)
+        copy_seconds = self._steady(base, num_decoding, uses_model=False)
+        mixed = []
+        is_asked = False
+        for candidate, copy in zip(candidates, copies, strict=True):
+            candidate.session.has_model = candidate.model_tokens > 0
+            offer = self._model_offer(candidate)
+            if offer.survivals and (
+                not copy.survivals
+                or steady_gain(offer.survivals, model_seconds)
+                > steady_gain(copy.survivals, copy_seconds)
+            ):
+                is_asked = True
+                mixed.append(offer)
+            else:
+                mixed.append(copy)
+        if not is_asked:
+            return best, copies
+        found = choose_depths(self.cost, base, num_decoding, mixed)
+        gain = found.rate / best.rate
+        if self.is_load_open and gain < CLOSE_BELOW and self._num_since_flip >= DWELL:
+            self._flip(is_open=False)
+        elif not self.is_load_open and gain >= OPEN_FROM:
+            self._flip(is_open=True)
+        return (found, mixed) if self.is_load_open and gain > 1.0 else (best, copies)
+
+    def _flip(self, *, is_open: bool) -> None:
+        self.is_load_open = is_open
+        self._num_since_flip = 0
+        self.num_load_flips += 1
+
+    def _steady(self, base: StepShape, num_decoding: int, *, uses_model: bool) -> list[float]:
+        depth = MODEL_DEPTH if uses_model else COPY_DEPTH
+        return steady_seconds(self.cost, base, max(1, num_decoding), depth, uses_model=uses_model)
+
+    def _fill(
+        self,
+        choices: list[Choice],
+        candidates: Sequence[Candidate],
+        offers: Sequence[DraftOffer],
+        counts: Sequence[int],
+    ) -> None:
+        for index, (candidate, offer, count) in enumerate(
+            zip(candidates, offers, counts, strict=True)
+        ):
+            session = candidate.session
+            if not count:
+                session.why = Why("shallow" if offer.survivals else self._why_none(candidate))
+            elif not offer.uses_model:
+                choices[index] = Choice(DrafterKind.NGRAM, count)
+                session.why = Why("copy", (count, candidate.match_length))
+            elif offer.lag > _CATCH_UP_LAG:
+                choices[index] = Choice(DrafterKind.MODEL, 0, 0, catches_up=True)
+                session.why = Why("catch-up", (offer.lag,))
+            else:
+                choices[index] = Choice(DrafterKind.MODEL, count, 0, catches_up=True)
+                session.why = Why("model", (count,))
+
+    def _say_plain(
+        self,
+        base: StepShape,
+        num_decoding: int,
+        candidates: Sequence[Candidate],
+        offers: Sequence[DraftOffer],
+    ) -> None:
+        for candidate, offer in zip(candidates, offers, strict=True):
+            session = candidate.session
+            may_model = candidate.model_tokens > 0 and session.model_gate.gate is Gate.ON
+            if offer.survivals or may_model:
+                session.why = Why("load", (base.num_rows, num_decoding))
+            else:
+                session.why = Why(self._why_none(candidate))
+
+    def _why_none(self, candidate: Candidate) -> str:
+        if candidate.limit <= 0:
+            return "end"
+        session = candidate.session
+        has_model = candidate.model_tokens > 0
+        copy_off = session.copy_gate.gate is not Gate.ON
+        if has_model and session.model_gate.gate is not Gate.ON:
+            return "acceptance"
+        return "acceptance" if copy_off and not has_model else "no match"
+
+    @staticmethod
+    def _say(candidates: Iterable[Candidate], why: Why) -> None:
+        for candidate in candidates:
+            candidate.session.why = why
+
+    def _probe(
+        self,
+        base: StepShape,
+        num_decoding: int,
+        candidates: Sequence[Candidate],
+        choices: list[Choice],
+        plain: Depths,
+    ) -> None:
+        """Let a few sessions whose pause is over see how their draft model would do now."""
+        if not self.cost.has_draft:
+            return
+        room = max(1, num_decoding // 8)
+        hopeful: float | None = None
+        for index, candidate in enumerate(candidates):
+            state = candidate.session.model_gate
+            if room == 0 or candidate.model_tokens <= 0 or candidate.limit <= 0:
+                continue
+            if not (state.is_pause_over or state.gate is Gate.PROBING):
+                continue
+            if choices[index].num_drafted:
+                continue
+            if hopeful is None:
+                hopeful = self._hopeful_gain(base, num_decoding)
+            if hopeful < gates.LEAST_GAIN:
+                return
+            shape = base._replace(draft_rows=(candidate.model_lag,))
+            if not self.ledger.has_room(self.cost.step_seconds(shape), plain.seconds):
+                continue
+            if state.gate is Gate.OFF:
+                candidate.session.model_gate = gates.begin_probe(state)
+            scored = min(_SCORED, max(gates.LEAST_EXAMINED, state.num_paused))
+            choices[index] = Choice(DrafterKind.MODEL, 0, scored, catches_up=True)
+            candidate.session.why = Why("probe", (candidate.model_lag,))
+            room -= 1
+
+    def _hopeful_gain(self, base: StepShape, num_decoding: int) -> float:
+        """What a high acceptance would gain at this load: if not enough, a probe finds nothing."""
+        hopes = [_HOPEFUL**depth for depth in range(1, MODEL_DEPTH + 1)]
+        return steady_gain(hopes, self._steady(base, num_decoding, uses_model=True))
+
+    # After a step
+
+    def observe_model_round(
+        self,
+        session: SessionControl,
+        bucket: int,
+        chain: Sequence[float],
+        num_accepted: int,
+        num_examined: int,
+    ) -> None:
+        """A draft of the model was verified.
+
+        chain: see `controller_estimate`. num_accepted, num_examined: by the token rule.
+        """
+        before = 1.0
+        accepted = expected = examined = 0.0
+        cell = bucket * MODEL_DEPTH
+        rates = self._model_base.rates
+        for survival in chain:
+            expected += before * rates[cell]
+            examined += before
+            accepted += survival
+            self._model_base.observe(cell, survival, before)
+            if survival <= 0.0:
+                break
+            before = survival
+            if cell < bucket * MODEL_DEPTH + MODEL_DEPTH - 1:
+                cell += 1
+        session.model_estimate.observe(accepted, expected, examined)
+        self._set_model_gate(
+            session, gates.after_round(session.model_gate, num_accepted, num_examined)
+        )
+
+    def observe_copies(
+        self,
+        session: SessionControl,
+        scored: Sequence[tuple[int, bool]],
+        base: StepShape,
+        num_decoding: int,
+    ) -> None:
+        """Emitted tokens for which the n-gram look-up had an answer: (length of the match, whether
+        the token was the one that it foretold). It makes no difference whether it was drafted."""
+        state = session.copy_gate
+        for match_length, is_hit in scored:
+            cell = match_cell(match_length)
+            rate = self._copy_base.rates[cell]
+            session.copy_estimate.observe(float(is_hit), rate, 1.0)
+            self._copy_base.observe(cell, float(is_hit), 1.0)
+            if rate >= gates.OFF_BELOW:
+                if state.gate is Gate.ON:
+                    state = gates.after_round(state, int(is_hit), 1)
+                else:
+                    state = gates.record(state, int(is_hit), 1)
+        if state.is_pause_over and state.num_examined >= gates.LEAST_EXAMINED:
+            acceptance = state.acceptance or 0.0
+            if acceptance >= gates.ON_FROM:
+                cell = session.copy_cell
+                foretold = survivals(
+                    session.copy_estimate,
+                    self._copy_base,
+                    cell,
+                    COPY_DEPTH,
+                    len(_MATCH_PRIORS) - 1,
+                )
+                gain = steady_gain(foretold, self._steady(base, num_decoding, uses_model=False))
+                if gain >= gates.LEAST_GAIN:
+                    # Scoring it is free, so a probe that fails is no reason to wait longer.
+                    state = gates.after_probe(state, acceptance, gain)
+        if state.gate is not session.copy_gate.gate:
+            self.num_gate_flips += 1
+            if state.gate is Gate.OFF:
+                state = GateState(Gate.OFF, pause=state.pause)
+        session.copy_gate = state
+
+    def observe_probe(
+        self,
+        session: SessionControl,
+        bucket: int,
+        accept_probs: Sequence[float],
+        base: StepShape,
+        num_decoding: int,
+    ) -> None:
+        """The draft model caught up. accept_probs: for each scored token min(1, draft / target) of
+        its probability, whose mean is the acceptance that drafting would have had."""
+        if not accept_probs:
+            return
+        acceptance = sum(accept_probs) / len(accept_probs)
+        rate = self._model_base.rates[bucket * MODEL_DEPTH]
+        session.model_estimate.observe(
+            sum(accept_probs), rate * len(accept_probs), float(len(accept_probs))
+        )
+        foretold = self._model_survivals(session, bucket, MODEL_DEPTH)
+        gain = steady_gain(foretold, self._steady(base, num_decoding, uses_model=True))
+        self._set_model_gate(session, gates.after_probe(session.model_gate, acceptance, gain))
+
+    def observe_tokens(self, session: SessionControl, num_emitted: int) -> None:
+        """Tokens were emitted: pauses run on."""
+        session.copy_gate = gates.after_tokens(session.copy_gate, num_emitted)
+        session.model_gate = gates.after_tokens(session.model_gate, num_emitted)
+
+    def observe_step(
+        self,
+        base: StepShape,
+        shape: StepShape,
+        num_decoding: int,
+        num_emitted: int,
+        measured: StageSeconds,
+    ) -> float:
+        """A step is over; call it last. base and shape: without and with what we chose to draft or
+        to catch up. num_emitted: tokens committed by decoding sequences.
+
+        Returns what plain decoding would have taken for it, in seconds.
+        """
+        if shape == base:
+            self._num_since_plain = 0
+            self.ledger = self.ledger.after_plain(measured.total)
+            self.cost.observe(shape, measured)
+            return measured.total
+        self._num_since_plain += 1
+        decoding = base
+        if base.num_rows > num_decoding and not base.draft_rows:
+            decoding = base._replace(num_rows=num_decoding, num_logits=num_decoding)
+        plain = self.cost.step_seconds(base)
+        alone = self.cost.step_seconds(decoding)
+        equivalent = plain_equivalent(num_emitted, num_decoding, alone, plain - alone)
+        self.ledger = self.ledger.after_speculative(measured.total, equivalent)
+        self.cost.observe(shape, measured)
+        return equivalent
+
+    def _set_model_gate(self, session: SessionControl, state: GateState) -> None:
+        if state.gate is not session.model_gate.gate and state.gate is not Gate.PROBING:
+            self.num_gate_flips += 1
+        session.model_gate = state
+
+    # Telling
+
+    def acceptance(self, session: SessionControl) -> tuple[float | None, int]:
+        """Over the window of the drafter that counts for the session, and how many it holds."""
+        state = session.model_gate
+        if not session.has_model or state.num_examined == 0:
+            state = session.copy_gate
+        return state.acceptance, state.num_examined
+
+    def reason(self, session: SessionControl, base: StepShape | None = None) -> str:
+        """Why the session speculates or doesn't, in words and numbers."""
+        rows = None if base is None else self.break_even_rows(base)
+        return words(session, *self.acceptance(session), rows)
+
+    def break_even_rows(self, base: StepShape) -> int | None:
+        """Rows from which one more draft token for every session no longer pays, in closed form,
+        by the tangent of the cost table at this step; None where it always pays."""
+        rows = max(1, base.num_rows)
+        at_rows = self.cost.target_seconds(rows, base.context)
+        further = rows + max(1, rows // 2)
+        slope = (self.cost.target_seconds(further, base.context) - at_rows) / (further - rows)
+        if slope <= 0.0:
+            return None
+        passes = self.cost.draft_curve(base.is_drawn)
+        factor = self.cost.draft_factor
+        draft_slope = (passes.at(further) - passes.at(rows)) / (further - rows) * factor
+        batch = break_even_batch(
+            self._model_base.rates[2 * MODEL_DEPTH] if self.cost.has_draft else _MATCH_PRIORS[3],
+            fixed_seconds=max(0.0, at_rows - slope * rows),
+            row_seconds=slope,
+            draft_fixed_seconds=max(0.0, passes.at(rows) * factor - draft_slope * rows),
+            draft_row_seconds=max(0.0, draft_slope),
+        )
+        return int(min(batch, 1 << 20))
+
+
+_NO_OFFER = DraftOffer(())

@@ -1,0 +1,170 @@
+"""How many tokens to draft for whom in one step: the most committed tokens per second.
+
+Every drafted token is a unit of work with a gain, its survival, and a price, its row in the target
+pass and its share of a draft pass. Units are sorted by gain over price and every prefix of that
+order is priced with the cost model; the best one wins, and the empty one is plain decoding. All
+prefixes are looked at because the cost of rows has steps: behind a unit that does not pay may stand
+one that is free. Compute-bound is where the empty prefix wins.
+
+Within a session survivals never rise with depth and prices are alike, so that each prefix holds a
+session's first units.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.core.cost import CostModel, StepShape
+
+_NEGLIGIBLE = 0.02
+
+
+class DraftOffer(NamedTuple):
+    """What one session could draft in this step.
+
+    survivals: of its drafted tokens, falling. uses_model: by passes of the draft model, else by
+    look-up, which costs nothing. lag: known tokens that the draft model has to compute first;
+    horizon: steps over which that is worth it.
+    """
+
+    survivals: Sequence[float]
+    uses_model: bool = False
+    lag: int = 0
+    horizon: int = 1
+
+
+class Depths(NamedTuple):
+    """counts: for each offer. tokens: expected to be committed. seconds: predicted, with catching
+    up spread over its horizon."""
+
+    counts: list[int]
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def choose_depths(
+    cost: CostModel, base: StepShape, num_decoding: int, offers: Sequence[DraftOffer]
+) -> Depths:
+    """The best counts for the offers.
+
+    base: the step without any of them. num_decoding: tokens that it commits at least.
+    """
+    base_seconds = cost.step_seconds(base)
+    num_units = sum(len(offer.survivals) for offer in offers)
+    if not num_units:
+        return Depths([0] * len(offers), float(num_decoding), base_seconds)
+    target = cost.target_range(base.num_rows, base.num_rows + num_units, base.context)
+    sample = cost.sample_curve(base.is_drawn).dense(base.num_logits + num_units)
+    sample_factor = cost.sample_factor
+    passes = cost.draft_curve(base.is_drawn).dense(len(offers) + sum(base.draft_rows[:1]))
+    draft_factor = cost.draft_factor
+    units = _sorted_units(offers, target, passes, draft_factor, base_seconds)
+
+    first_logits = base.num_logits
+    fixed = base_seconds - target[0] - sample[first_logits] * sample_factor
+    at_depth = list(base.draft_rows) + [0] * 32
+    draft_seconds = 0.0
+    tokens = float(num_decoding)
+    best_rate, best_size, best_tokens, best_seconds = tokens / base_seconds, 0, tokens, base_seconds
+    for size, (_, depth, index, survival, uses_model) in enumerate(units, start=1):
+        tokens += survival
+        if uses_model:
+            rows = at_depth[depth]
+            at_depth[depth] = rows + 1
+            draft_seconds += (passes[rows + 1] - passes[rows]) * draft_factor
+            if depth == 0 and offers[index].lag > 1:
+                draft_seconds += _catch_up_seconds(offers[index], passes, draft_factor)
+        seconds = fixed + target[size] + sample[first_logits + size] * sample_factor + draft_seconds
+        rate = tokens / seconds
+        if rate > best_rate:
+            best_rate, best_size, best_tokens, best_seconds = rate, size, tokens, seconds
+    counts = [0] * len(offers)
+    for unit in units[:best_size]:
+        counts[unit[2]] += 1
+    return Depths(counts, best_tokens, best_seconds)
+
+
+def steady_seconds(
+    cost: CostModel, base: StepShape, num_decoding: int, depth: int, *, uses_model: bool
+) -> list[float]:
+    """Seconds of the step if every decoding sequence drafted 0, 1, .. depth tokens."""
+    base_seconds = cost.step_seconds(base)
+    sample = cost.sample_curve(base.is_drawn)
+    first_target = cost.target_seconds(base.num_rows, base.context)
+    first_sample = sample.at(base.num_logits)
+    one_pass = 0.0
+    if uses_model:
+        one_pass = cost.draft_curve(base.is_drawn).at(num_decoding) * cost.draft_factor
+    seconds = [base_seconds]
+    for gamma in range(1, depth + 1):
+        extra = gamma * num_decoding
+        target = cost.target_seconds(base.num_rows + extra, base.context) - first_target
+        sampling = (sample.at(base.num_logits + extra) - first_sample) * cost.sample_factor
+        seconds.append(base_seconds + target + sampling + gamma * one_pass)
+    return seconds
+
+
+def steady_gain(survivals: Sequence[float], seconds: Sequence[float]) -> float:
+    """Committed tokens per second over plain decoding's if every session drafted like this, at the
+    best depth; at least 1. seconds: from `steady_seconds`."""
+    plain, gain, tokens = seconds[0], 1.0, 1.0
+    for survival, needed in zip(survivals, seconds[1:], strict=False):
+        tokens += survival
+        gain = max(gain, tokens * plain / needed)
+    return gain
+
+
+def drafting_shape(
+    base: StepShape, offers: Sequence[DraftOffer], counts: Sequence[int]
+) -> StepShape:
+    """The shape of the step with so many tokens drafted for each offer."""
+    passes = list(base.draft_rows)
+    for offer, count in zip(offers, counts, strict=True):
+        if not (offer.uses_model and count):
+            continue
+        passes += [0] * (count - len(passes))
+        passes[0] += max(1, offer.lag) - 1
+        for depth in range(count):
+            passes[depth] += 1
+    total = sum(counts)
+    return base._replace(
+        num_rows=base.num_rows + total,
+        num_logits=base.num_logits + total,
+        draft_rows=tuple(passes),
+    )
+
+
+def _sorted_units(
+    offers: Sequence[DraftOffer],
+    target: Sequence[float],
+    passes: Sequence[float],
+    draft_factor: float,
+    base_seconds: float,
+) -> list[tuple[float, int, int, float, bool]]:
+    """(rank, depth, offer, survival, uses_model), best first."""
+    row_price = (target[-1] - target[0]) / (len(target) - 1) + 1e-3 * base_seconds / len(target)
+    num_model = sum(offer.uses_model for offer in offers)
+    pass_price = passes[num_model] * draft_factor / num_model if num_model else 0.0
+    units = []
+    for index, offer in enumerate(offers):
+        uses_model = offer.uses_model
+        scale = -1.0 / (row_price + (pass_price if uses_model else 0.0))
+        for depth, survival in enumerate(offer.survivals):
+            if survival < _NEGLIGIBLE:
+                break
+            units.append((survival * scale, depth, index, survival, uses_model))
+    units.sort()
+    return units
+
+
+def _catch_up_seconds(offer: DraftOffer, passes: Sequence[float], draft_factor: float) -> float:
+    """The price of the lag's rows, spread; by the slope of the table's last known rows."""
+    slope = (passes[-1] - passes[1]) / (len(passes) - 2) if len(passes) > 2 else 0.0
+    return (offer.lag - 1) * slope * draft_factor / offer.horizon

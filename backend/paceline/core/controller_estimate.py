@@ -1,0 +1,143 @@
+"""How likely the next drafted tokens are accepted: per session, against a shared baseline.
+
+The baseline is a table shared by all sessions: by temperature and depth for a draft model (a head
+loses acceptance with depth), by length of the match for n-grams (a long match goes on). A session
+differs from it by a factor that is estimated twice, over about 32 and about 256 examined positions,
+from a prior worth 8 observations. The slow estimate is used until the two differ by more than
+chance, then the fast one: steady sessions have quiet estimates, and changes are followed.
+
+Observations are fractions. For a drafted position j the chain c_j, the running product of
+min(1, target / draft) (the clamped one under block verification), has the survival s_j as its
+expectation; position j was then examined with weight c_{j-1} and accepted with weight c_j. These
+use every drafted position, also those behind a rejection, and have less variance than zeros and
+ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FAST = 32
+SLOW = 256
+PRIOR = 8.0
+
+_BASELINE_MEMORY = 4096.0
+_SURPRISE = 1.5
+_MOST = 0.995
+
+
+class Baseline:
+    """Acceptance rates of numbered cells, shared by all sessions.
+
+    priors: where each cell starts, worth `weight` observations.
+    """
+
+    def __init__(self, priors: Sequence[float], weight: float) -> None:
+        self.rates = list(priors)
+        self._weights = [weight] * len(self.rates)
+
+    def observe(self, cell: int, accepted: float, examined: float) -> None:
+        """Fractions of positions; the oldest ones fade after some thousands."""
+        if examined <= 0.0:
+            return
+        weight = self._weights[cell] + examined
+        self.rates[cell] += (accepted - examined * self.rates[cell]) / weight
+        self._weights[cell] = min(weight, _BASELINE_MEMORY)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Faded sums: what was accepted, what the baseline expected, what was examined."""
+
+    length: int
+    accepted: float = 0.0
+    expected: float = 0.0
+    examined: float = 0.0
+
+    def add(self, accepted: float, expected: float, examined: float) -> None:
+        keep = max(0.0, 1.0 - examined / self.length)
+        self.accepted = self.accepted * keep + accepted
+        self.expected = self.expected * keep + expected
+        self.examined = self.examined * keep + examined
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / self.examined if self.examined else 0.0
+
+
+class SessionEstimate:
+    """One session's deviation from a baseline."""
+
+    __slots__ = ("_fast", "_slow", "better", "worse")
+
+    def __init__(self) -> None:
+        self._fast = _Memory(FAST)
+        self._slow = _Memory(SLOW)
+        self.worse = 1.0
+        self.better = 1.0
+
+    @property
+    def num_examined(self) -> float:
+        """Positions behind the slow estimate."""
+        return self._slow.examined
+
+    def observe(self, accepted: float, expected: float, examined: float) -> None:
+        """expected: the baseline's rates at those positions, weighted alike."""
+        if examined <= 0.0:
+            return
+        self._fast.add(accepted, expected, examined)
+        self._slow.add(accepted, expected, examined)
+        memory = self._slow
+        if self._fast.examined >= 12.0:
+            fast, slow = self._fast.rate, self._slow.rate
+            # Both rates were made comparable by what the baseline expected at their positions.
+            shift = (fast - self._fast.expected / self._fast.examined) - (
+                slow - self._slow.expected / self._slow.examined
+            )
+            spread = math.sqrt(max(slow * (1.0 - slow), 0.02) / self._fast.examined)
+            if abs(shift) > _SURPRISE * spread:
+                memory = self._fast
+        self._compare(memory)
+
+    def rate(self, baseline_rate: float) -> float:
+        """This session's acceptance where the baseline's is `baseline_rate`."""
+        return min(_MOST, 1.0 - (1.0 - baseline_rate * self.worse) * self.better)
+
+    def _compare(self, memory: _Memory) -> None:
+        """Where less was accepted than expected, successes are scaled down; where more was,
+        failures are. So every rate stays between 0 and 1, and no deviation changes nothing."""
+        mean = memory.expected / memory.examined
+        prior = PRIOR * mean
+        if memory.accepted <= memory.expected:
+            self.worse = (memory.accepted + prior) / (memory.expected + prior)
+            self.better = 1.0
+        else:
+            prior = PRIOR * (1.0 - mean) + 1e-9
+            missed = memory.examined - memory.accepted
+            self.worse = 1.0
+            self.better = (missed + prior) / (memory.examined - memory.expected + prior)
+
+
+def survivals(
+    estimate: SessionEstimate, baseline: Baseline, first_cell: int, depth: int, last_cell: int
+) -> list[float]:
+    """Probabilities that the first 1 .. depth drafted tokens are all accepted.
+
+    The cell moves on by one with each depth, up to `last_cell`.
+    """
+    rates, worse, better = baseline.rates, estimate.worse, estimate.better
+    result = []
+    survival = 1.0
+    cell = first_cell
+    for _ in range(depth):
+        rate = 1.0 - (1.0 - rates[cell] * worse) * better
+        survival *= _MOST if rate > _MOST else rate
+        result.append(survival)
+        if cell < last_cell:
+            cell += 1
+    return result
