@@ -84,13 +84,13 @@ def test_the_question_may_come_from_a_pipe(server: ScriptedServer) -> None:
 def test_a_refusal_is_one_line(server: ScriptedServer, question: str, said: str) -> None:
     code, _, err = _piped(question, server.url)
     assert code == 1
-    assert err == f"paceline: {said}\n"
+    assert err == f"error: {said}\n"
 
 
 def test_a_wrong_option_is_one_line(server: ScriptedServer) -> None:
     code, out, err = _piped("x", server.url, temperature=-1)
     assert (code, out) == (2, "")
-    assert err == "paceline: temperature is -1; it must be a number, 0 or more\n"
+    assert err == "error: temperature is -1; it must be a number, 0 or more\n"
     code, out, err = _piped("x", "ftp://example.org")
     assert (code, out) == (2, "")
     assert "url is 'ftp://example.org'" in err

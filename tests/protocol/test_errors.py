@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from paceline_protocol.errors import MEANINGS, ErrorCode, ProtocolError
@@ -31,3 +34,13 @@ def test_an_error_reads_as_its_message() -> None:
     error = ProtocolError(ErrorCode.QUEUE_FULL, "64 requests wait already")
     assert str(error) == "64 requests wait already"
     assert (error.status, error.type, error.param) == (429, "rate_limit_error", None)
+
+
+def test_the_readme_lists_every_code_with_its_status() -> None:
+    readme = (Path(__file__).parents[2] / "protocol" / "README.md").read_text(encoding="utf-8")
+    listed = {
+        name: int(status)
+        for names, status in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (\d{3}) \|", readme, re.M)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert listed == {code.value: MEANINGS[code].status for code in ErrorCode}

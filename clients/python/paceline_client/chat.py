@@ -248,4 +248,4 @@ def _progress(num_tokens: int, elapsed_s: float) -> str:
 
 
 def _complain(errors: Console, message: str) -> None:
-    errors.print(Text(f"paceline: {message}"), soft_wrap=True)
+    errors.print(Text(f"error: {message}"), soft_wrap=True)

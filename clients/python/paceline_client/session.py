@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paceline_client")
 
 DEFAULT_RECONNECT_DELAYS_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-DEFAULT_MAX_LANES: Final = 32
+DEFAULT_MAX_LANES: Final = 16
 
 
 class Session:
@@ -245,7 +245,7 @@ async def connect(
     """Connect to a server: `async with connect() as session`. Runs on anyio's asyncio backend.
 
     url: with ws, http or no scheme, with or without the path. codec: `msgpack` for binary frames.
-    max_lanes: responses that run at once; further ones wait. reconnect_delays_s: waits before each
+    max_lanes: responses that run at once; further ones wait (a server allows 16 by default). reconnect_delays_s: waits before each
     try to replace a connection that was lost.
 
     Raises ConnectError at once if no server answers, ValueError for what is no address.
