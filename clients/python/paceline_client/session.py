@@ -245,8 +245,8 @@ async def connect(
     """Connect to a server: `async with connect() as session`. Runs on anyio's asyncio backend.
 
     url: with ws, http or no scheme, with or without the path. codec: `msgpack` for binary frames.
-    max_lanes: responses that run at once; further ones wait (a server allows 16 by default). reconnect_delays_s: waits before each
-    try to replace a connection that was lost.
+    max_lanes: responses that run at once; further ones wait (a server allows 16 by default).
+    reconnect_delays_s: waits before each try to replace a connection that was lost.
 
     Raises ConnectError at once if no server answers, ValueError for what is no address.
     """
