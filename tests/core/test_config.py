@@ -128,11 +128,12 @@ def test_resolve_goes_by_the_machine() -> None:
     cuda = resolve(ServeConfig(), dataclasses.replace(FACTS, has_cuda=True))
     assert (cuda.device, cuda.dtype, cuda.token_budget) == (Device.CUDA, Dtype.FLOAT16, 2048)
     asked = resolve(
-        ServeConfig(device=Device.CPU, dtype=Dtype.FLOAT32, max_model_len=100, token_budget=7),
+        ServeConfig(device=Device.CPU, dtype=Dtype.FLOAT32, max_model_len=100, token_budget=77),
         dataclasses.replace(FACTS, has_cuda=True),
     )
     assert (asked.device, asked.dtype) == (Device.CPU, Dtype.FLOAT32)
-    assert (asked.max_model_len, asked.token_budget) == (100, 7)
+    assert (asked.max_model_len, asked.token_budget) == (100, 77)
+    assert resolve(ServeConfig(max_sequences=300), FACTS).token_budget == 300
     none = resolve(ServeConfig(drafter=DrafterKind.NONE), FACTS)
     assert none.num_speculative_tokens == 0
 
@@ -143,6 +144,7 @@ def test_resolve_goes_by_the_machine() -> None:
         (ServeConfig(device=Device.CUDA), "device"),
         (ServeConfig(max_model_len=8193), "max_model_len"),
         (ServeConfig(drafter=DrafterKind.MODEL), "draft"),
+        (ServeConfig(token_budget=31), "token_budget"),
     ],
 )
 def test_resolve_refuses_what_cannot_be(config: ServeConfig, field: str) -> None:

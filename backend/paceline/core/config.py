@@ -205,8 +205,8 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
     it, else float32. num_speculative_tokens: 4. token_budget: 256 on a CPU, whose steps are
     compute-bound from a few rows on, 2048 on CUDA.
 
-    Raises ConfigError for a device that is not there, a length beyond the target's, and a model
-    drafter without a draft model.
+    Raises ConfigError for a device that is not there, a length beyond the target's, a budget too
+    small for one token a sequence, and a model drafter without a draft model.
     """
     if config.device is Device.CUDA and not facts.has_cuda:
         raise ConfigError("device is cuda, but torch finds no CUDA device", field="device")
@@ -229,6 +229,16 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
         raise ConfigError(
             "drafter is model, but there is no draft model; name one with --draft", field="draft"
         )
+    token_budget = config.token_budget
+    if token_budget is None:
+        usual = 2048 if device is Device.CUDA else 256
+        token_budget = max(usual, config.max_sequences)
+    if token_budget < config.max_sequences:
+        raise ConfigError(
+            f"token_budget is {token_budget}; it must be at least max_sequences, which is "
+            f"{config.max_sequences}, so that every running answer advances in every step",
+            field="token_budget",
+        )
     num_speculative_tokens = config.num_speculative_tokens
     if num_speculative_tokens is None:
         num_speculative_tokens = 0 if config.drafter is DrafterKind.NONE else 4
@@ -239,7 +249,7 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
         num_speculative_tokens=num_speculative_tokens,
         max_model_len=max_model_len,
         max_sequences=config.max_sequences,
-        token_budget=config.token_budget or (2048 if device is Device.CUDA else 256),
+        token_budget=token_budget,
         block_size=config.block_size,
         max_queued=config.max_queued,
     )

@@ -56,28 +56,25 @@ class Vocabulary:
         return digest.hexdigest()[:32]
 
 
-def require_same_vocabulary(target: Vocabulary, draft: Vocabulary, *, draft_rows: int) -> int:
-    """Checks that target and draft can be paired.
+def require_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
+    """Checks that target and draft can be paired: every id of the target means the same bytes in
+    the draft, as text or as a control token.
 
-    draft_rows: rows of the draft's embedding, the ids it can be fed.
-    Returns how many leading ids both give a meaning: a draft's logits from there on must be masked,
-    as must the rows of both models beyond their vocabularies (the padded tail).
+    Rows of either model beyond its vocabulary (a padded tail), and ids that only the draft has, are
+    no mismatch: whoever samples masks them from `target.size` on.
+
     Raises VocabularyMismatchError naming the first id that differs.
     """
-    for token_id, (ours, theirs) in enumerate(zip(target.tokens, draft.tokens, strict=False)):
+    if target == draft:
+        return
+    for token_id, ours in enumerate(target.tokens):
+        theirs = draft.tokens[token_id] if token_id < draft.size else None
         if ours != theirs:
             raise VocabularyMismatchError(
                 f"target and draft have different vocabularies: token {token_id} is "
                 f"{_show(ours)} in the target and {_show(theirs)} in the draft",
                 field="draft",
             )
-    if target.size > draft_rows:
-        raise VocabularyMismatchError(
-            f"target and draft have different vocabularies: token {draft_rows} is "
-            f"{_show(target.tokens[draft_rows])} in the target and the draft has no row for it",
-            field="draft",
-        )
-    return min(target.size, draft.size)
 
 
 def _show(token: tuple[bytes, bool] | None) -> str:

@@ -1,0 +1,161 @@
+"""One command, `paceline`. A thin table: each subcommand imports what it needs when it runs, so
+that `paceline chat` works in the base install, which has no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from paceline.core.errors import ConfigError
+
+app = typer.Typer(
+    help="Streaming LLM server with lossless speculative decoding, and its tools.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def main() -> None:
+    """Runs the command line; a wrong setting ends with one line and exit code 2."""
+    try:
+        app()
+    except ConfigError as error:
+        _fail(str(error), 2)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise SystemExit(code)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {importlib.metadata.version('paceline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    target: Annotated[
+        str | None,
+        typer.Option(help="Folder, GGUF file or hub id. [default: SmolLM2-135M-Instruct]"),
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft model: folder, GGUF file or hub id.")
+    ] = None,
+    drafter: Annotated[str | None, typer.Option(help="auto, model, ngram or none.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens drafted for a sequence in a step.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and answer together.")
+    ] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="Memory for keys and values, like 2GiB.")
+    ] = None,
+    max_sequences: Annotated[
+        int | None, typer.Option(help="Sequences computed in one step.")
+    ] = None,
+    token_budget: Annotated[int | None, typer.Option(help="Tokens computed in one step.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens in one K/V block.")] = None,
+    max_queued: Annotated[int | None, typer.Option(help="Requests that may wait.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="PACELINE_API_KEY", help="Key that clients must send.")
+    ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(envvar="PACELINE_ADMIN_KEY", help="Key for the server's telemetry."),
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-origin", help="Web origin that may connect; repeat for more."),
+    ] = None,
+    max_message_bytes: Annotated[int | None, typer.Option(help="Largest frame.")] = None,
+    max_connections: Annotated[int | None, typer.Option(help="Sockets at once.")] = None,
+    max_lanes: Annotated[int | None, typer.Option(help="Requests at once on a socket.")] = None,
+    max_stored_tokens: Annotated[
+        int | None, typer.Option(help="Tokens a socket may keep for previous_response_id.")
+    ] = None,
+    send_deadline_s: Annotated[
+        float | None, typer.Option(help="How long a client may read nothing.")
+    ] = None,
+    grace_period_s: Annotated[
+        float | None, typer.Option(help="Time for running answers after SIGTERM.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_prompts: Annotated[
+        bool | None,
+        typer.Option("--log-prompts/--no-log-prompts", help="Write texts into the log."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file; its keys are these names with underscores.")
+    ] = None,
+) -> None:
+    """Serve a model over WebSockets. Flags override the file."""
+    flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
+    from paceline.core.config import ServeConfig
+
+    settings = ServeConfig.load(config, flags)
+    try:
+        from paceline.composition import run_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"paceline serve needs {error.name}, which is not installed: pip install "
+            "'paceline[serve]'"
+        ) from error
+    run_server(settings)
+
+
+@app.command()
+def chat(
+    question: Annotated[str | None, typer.Argument(help="Ask this and leave.")] = None,
+    url: Annotated[str | None, typer.Option(help="Server. [default: ws://127.0.0.1:8765]")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="PACELINE_API_KEY", help="Key of the server.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="Instructions for the answers.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
+    speculation: Annotated[str | None, typer.Option(help="auto, on or off.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="auto, model, ngram or none.")] = None,
+) -> None:
+    """Chat with a server in the terminal. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from paceline_client.chat import run
+
+    options: dict[str, Any] = {
+        "url": url,
+        "api_key": api_key,
+        "system": system,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "speculation": _one_of("speculation", speculation, ("auto", "on", "off")),
+        "drafter": _one_of("drafter", drafter, ("auto", "model", "ngram", "none")),
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    raise typer.Exit(run(question, **given))
+
+
+def _one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> str | None:
+    if value is not None and value not in allowed:
+        raise ConfigError(
+            f"{name} is {value!r}; it must be one of {', '.join(allowed)}", field=name
+        )
+    return value
