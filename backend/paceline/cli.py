@@ -3,15 +3,39 @@ that `paceline chat` works in the base install, which has no torch."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from paceline.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from typer._click import Command, Context
+
+# Subcommands that live elsewhere, each a typer application of its own: name -> module.
+_ELSEWHERE = {"plan": "paceline.planning.command"}
+
+
+class _Commands(TyperGroup):
+    """The commands of this module, and those elsewhere, imported when they are asked for."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return [*super().list_commands(ctx), *_ELSEWHERE]
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        module = _ELSEWHERE.get(cmd_name)
+        if module is None:
+            return super().get_command(ctx, cmd_name)
+        command: Command = typer.main.get_command(importlib.import_module(module).app)
+        return command
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Streaming LLM server with lossless speculative decoding, and its tools.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -159,3 +183,14 @@ def _one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> str | Non
             f"{name} is {value!r}; it must be one of {', '.join(allowed)}", field=name
         )
     return value
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def plan(context: typer.Context) -> None:
+    """What speculation will bring for a target, a draft and a device, before you run."""
+    from paceline.planning.command import app as plan_app
+
+    plan_app(context.args, prog_name="paceline plan")

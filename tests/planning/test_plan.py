@@ -483,3 +483,15 @@ def test_command_measures_this_machine() -> None:
     result = runner.invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["plans"][0]["device"]["name"] == "this-machine"
+
+
+def test_the_paceline_command_hands_everything_on() -> None:
+    from paceline.cli import app as paceline
+
+    shown = runner.invoke(paceline, ["plan", "--help"])
+    assert shown.exit_code == 0
+    assert "--draft-devices" in shown.stdout
+    arguments = ["plan", "--target", "llama-3.1-8b", "--draft", "ngram", "--json"]
+    answer = runner.invoke(paceline, arguments)
+    assert json.loads(answer.stdout)["plans"][0]["draft"]["kind"] == "ngram"
+    assert runner.invoke(paceline, ["plan", "--target", "llama-3.1-8b"]).exit_code == 2
