@@ -103,7 +103,9 @@ async def receive_response(socket: ClientConnection) -> list[dict[str, Any]]:
     return events
 
 
-async def ask(socket: ClientConnection, text: str, **fields: Any) -> list[dict[str, Any]]:
+async def ask(
+    socket: ClientConnection, text: str | list[Any], **fields: Any
+) -> list[dict[str, Any]]:
     """One response from beginning to end."""
     await socket.send(json.dumps({"type": "response.create", "input": text} | fields))
     return await receive_response(socket)

@@ -86,6 +86,7 @@ def test_the_summary_tells_what_speculation_did() -> None:
         summary=SpeculationSummary(
             num_drafted=9,
             num_examined=8,
+            num_passed=6,
             num_accepted=6,
             num_steps=4,
             accepted_per_position=(4, 2),

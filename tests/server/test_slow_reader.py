@@ -11,7 +11,9 @@ import anyio
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from paceline.server import websocket_transport
 from paceline.server.outbox import Outbox
+from paceline.server.websocket_transport import WebSocketTransport
 from tests.fakes_engine import LIMITS, CharacterCodec
 from tests.server.serving import Server, ask, serving, text_of, until_closed
 
@@ -97,3 +99,21 @@ async def test_over_the_limit_it_is_cut_off_before_its_deadline(
         async with server.connect() as client:
             assert text_of(await ask(client, "hi")) == "fast"
     assert high_water["bytes"] < 5 * 1024 * 1024
+
+
+async def test_one_that_never_reads_again_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket and buffers must not outlive it, though the close frame is never read."""
+    lost = anyio.Event()
+    connection_lost = WebSocketTransport.connection_lost
+
+    def spy(self: WebSocketTransport, error: Exception | None) -> None:
+        connection_lost(self, error)
+        lost.set()
+
+    monkeypatch.setattr(WebSocketTransport, "connection_lost", spy)
+    monkeypatch.setattr(websocket_transport, "CLOSE_TIMEOUT_S", 0.2)
+    async with serving(_a_flood, ROOMY, send_deadline_s=3600.0) as server:
+        slow = await _connect_without_reading(server)
+        await slow.send(json.dumps({"type": "response.create", "input": "slow"}))
+        await lost.wait()
+        slow.transport.abort()
