@@ -3,39 +3,17 @@ that `paceline chat` works in the base install, which has no torch."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from paceline.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from typer._click import Command, Context
-
-# Subcommands that live elsewhere, each a typer application of its own: name -> module.
-_ELSEWHERE = {"plan": "paceline.planning.command"}
-
-
-class _Commands(TyperGroup):
-    """The commands of this module, and those elsewhere, imported when they are asked for."""
-
-    def list_commands(self, ctx: Context) -> list[str]:
-        return [*super().list_commands(ctx), *_ELSEWHERE]
-
-    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        module = _ELSEWHERE.get(cmd_name)
-        if module is None:
-            return super().get_command(ctx, cmd_name)
-        command: Command = typer.main.get_command(importlib.import_module(module).app)
-        return command
-
-
 app = typer.Typer(
-    cls=_Commands,
     help="Streaming LLM server with lossless speculative decoding, and its tools.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -138,13 +116,8 @@ def serve(
     from paceline.core.config import ServeConfig
 
     settings = ServeConfig.load(config, flags)
-    try:
+    with _extra_needed("serve"):
         from paceline.composition import run_server
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"paceline serve needs {error.name}, which is not installed: pip install "
-            "'paceline[serve]'"
-        ) from error
     run_server(settings)
 
 
@@ -185,12 +158,38 @@ def _one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> str | Non
     return value
 
 
-@app.command(
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
+# Subcommands with applications of their own take all that follows their name.
+_PASS_ON: dict[str, Any] = {
+    "add_help_option": False,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}
+
+
+@app.command(**_PASS_ON)
 def plan(context: typer.Context) -> None:
     """What speculation will bring for a target, a draft and a device, before you run."""
     from paceline.planning.command import app as plan_app
 
     plan_app(context.args, prog_name="paceline plan")
+
+
+@app.command(**_PASS_ON)
+def distill(context: typer.Context) -> None:
+    """Make a draft for a target from the target's own answers."""
+    with _extra_needed("distill"):
+        from paceline.training.command import app as distill_app
+    distill_app(context.args, prog_name="paceline distill")
+
+
+@contextmanager
+def _extra_needed(name: str) -> Iterator[None]:
+    """Says what to install when a command's imports are not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0].startswith("paceline"):
+            raise
+        raise ConfigError(
+            f"paceline {name} needs {error.name}, which is not installed: "
+            "pip install 'paceline[serve]'"
+        ) from error
