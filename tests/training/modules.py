@@ -70,12 +70,13 @@ class Driver:
         """Compute the true rows up to the end of ``ids [n]``, given features of all positions
         before; returns the last hidden row."""
         self.attention.truncate(self.num_true)
-        positions = torch.arange(self.num_true + 1, len(ids))
+        positions = torch.arange(self.num_true, len(ids))
         inputs = self.module.embed(ids[positions])
         if self.module.has_features:
-            inputs = inputs + self.module.condition(features[positions - 1])
+            known = torch.cat((torch.zeros_like(features[:1]), features))
+            inputs = inputs + self.module.condition(known[positions])
         hidden = self.module(inputs, positions, self.attention)
-        self.num_true = len(ids) - 1
+        self.num_true = len(ids)
         return hidden[-1]
 
     def draft(self, hidden: Tensor, token: Tensor, position: int) -> Tensor:

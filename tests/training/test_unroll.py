@@ -19,25 +19,25 @@ def test_every_depth_is_what_a_draft_of_that_depth_computes(
     ids = [torch.randint(0, VOCABULARY, (length,)) for length in lengths]
     states = [torch.randn(length, len(features), HIDDEN, dtype=torch.float64) for length in lengths]
     batch = PackedRows(
-        token_ids=torch.cat([sequence[1:] for sequence in ids]),
-        features=torch.cat([state[:-1] for state in states]),
-        positions=torch.cat([torch.arange(1, length) for length in lengths]),
-        lengths=[length - 1 for length in lengths],
+        token_ids=torch.cat(ids),
+        features=torch.cat([torch.cat((torch.zeros_like(s[:1]), s[:-1])) for s in states]),
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        lengths=lengths,
     )
     with torch.no_grad():
         unrolled = unroll(module, batch, depth)
         offset = 0
         for sequence, state in zip(ids, states, strict=True):
             driver = Driver(module)
-            for committed in range(2, len(sequence) + 1):
+            for committed in range(1, len(sequence) + 1):
                 hidden = driver.extend(sequence[:committed], state)
-                row = offset + committed - 2
+                row = offset + committed - 1
                 torch.testing.assert_close(unrolled[0][row], hidden)
                 for further in range(1, min(depth, len(sequence) - committed + 1)):
                     position = committed + further - 1
                     hidden = driver.draft(hidden, sequence[position], position)
                     torch.testing.assert_close(unrolled[further][row + further], hidden)
-            offset += len(sequence) - 1
+            offset += len(sequence)
 
 
 def test_rows_with_depth_leaves_out_what_has_no_draft_behind_it() -> None:

@@ -9,17 +9,18 @@ layer and position, and an output over a trimmed vocabulary.
 
 How to drive it
 ---------------
-Rows. Row ``i`` (``i >= 1``; position 0 has none) belongs to the token at position ``i``, and its
-rotary position is ``i``. Its input is ``embed(token id at position i)`` plus
+Rows. Row ``i`` belongs to the token at position ``i``, and its rotary position is ``i``. Its input
+is ``embed(token id at position i)`` plus
 
 * ``condition(features of position i - 1)`` where the target's features are known, or
 * ``recur(hidden row i - 1 of the module itself)`` where they are not (row ``i - 1`` is known, but
   the target has not processed position ``i - 1``: it is drafted, or the token before a draft),
-* nothing for a decoder.
+* nothing for row 0 of a head, and for every row of a decoder.
 
 Catching up. With ``n`` committed tokens (the last one not yet processed by the target) the target's
-features of positions ``0 .. n - 2`` are known, so rows ``1 .. n - 1`` are *true* rows: they can be
-computed in one pass, or in chunks, and their K/V stays valid for ever. The hidden row ``n - 1``
+features of positions ``0 .. n - 2`` are known, so rows ``0 .. n - 1`` are *true* rows: they can be
+computed in one pass, or in chunks, and their K/V stays valid for ever. (Where features were lost, a
+row without them costs acceptance, nothing else.) The hidden row ``n - 1``
 gives, through :meth:`DraftModule.logits`, the distribution of the first drafted token.
 
 Drafting. For each drafted token ``x`` at position ``n, n + 1, ...`` that is to be followed by

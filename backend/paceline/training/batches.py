@@ -28,7 +28,7 @@ PROMPT_WEIGHT = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows ``1 .. n - 1`` of each sequence, packed; row ``i`` predicts what follows token ``i``.
+    """All rows of each sequence, packed; row ``i`` predicts what follows token ``i``.
 
     ``answer [N]`` bool: the token that follows is part of the answer (or would be, at the end).
     ``next_ids [N]``: the token that follows, -1 at the end. ``temperatures``: one a sequence.
@@ -115,15 +115,16 @@ class BatchSource:
             _, index = reference
             tokens = shard.tokens.token_ids[where].long()
             states, count = shard.states, len(tokens)
-            ids.append(tokens[1:])
-            features.append(states.features[where][:-1])
-            positions.append(torch.arange(1, count))
-            lengths.append(count - 1)
-            finals.append(states.final[where][1:])
-            normalisers.append(states.log_normaliser[where][1:])
-            greedy.append(self._columns[states.greedy[where][1:].long()])
-            answer.append(torch.arange(2, count + 1) >= shard.tokens.prompt_lengths[index])
-            following.append(torch.cat((tokens[2:], torch.tensor([-1]))))
+            known = states.features[where]
+            ids.append(tokens)
+            features.append(torch.cat((torch.zeros_like(known[:1]), known[:-1])))
+            positions.append(torch.arange(count))
+            lengths.append(count)
+            finals.append(states.final[where])
+            normalisers.append(states.log_normaliser[where])
+            greedy.append(self._columns[states.greedy[where].long()])
+            answer.append(torch.arange(1, count + 1) >= shard.tokens.prompt_lengths[index])
+            following.append(torch.cat((tokens[1:], torch.tensor([-1]))))
             temperatures.append(shard.tokens.temperatures[index])
         probabilities = target_probabilities(
             torch.cat(finals), self._output_weight, torch.cat(normalisers)

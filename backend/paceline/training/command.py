@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
     from paceline.training.evaluation import Evaluation
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Choice = TypeVar("Choice", bound=StrEnum)
 VERIFY_COST_RATIO = 0.06
 """Extra time of a verified token as a part of a plain step, for the predicted speedup only: a
 typical memory-bound machine."""
 
 
+@app.command()
 def distill(
     target: Annotated[
         str | None,

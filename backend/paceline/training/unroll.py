@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class PackedRows:
     """Rows of several sequences, one after the other.
 
-    ``token_ids [N]``, ``features [N, F, H]`` of the position *before* each row, ``positions [N]``,
-    ``lengths``: rows of each sequence.
+    ``token_ids [N]``, ``features [N, F, H]`` of the position *before* each row (zero for row 0,
+    which has none and so takes nothing in), ``positions [N]``, ``lengths``: rows of each sequence.
     """
 
     token_ids: Tensor
