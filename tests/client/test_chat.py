@@ -100,7 +100,7 @@ def test_no_server_is_one_line() -> None:
     code, out, err = _piped("x", "127.0.0.1:1")
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
-    assert "no server answers at ws://127.0.0.1:1/v1/responses" in err
+    assert "no server answers at ws://127.0.0.1:1/v1/responses (connection refused)" in err
     assert "paceline serve" in err
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -54,7 +56,7 @@ class Endpoint:
             headers = {"Authorization": f"Bearer {self.api_key}"}
         subprotocols = [Subprotocol(self.codec.subprotocol)] if self.codec.is_binary else None
         try:
-            socket = await open_websocket(
+            opened = await open_websocket(
                 self.url,
                 additional_headers=headers,
                 subprotocols=subprotocols,
@@ -76,11 +78,11 @@ class Endpoint:
         except EOFError:
             raise ConnectError(self.url, "it closed the connection at once") from None
         except OSError as error:
-            raise ConnectError(self.url, error.strerror or "no server answers") from None
-        if self.codec.is_binary and socket.subprotocol != self.codec.subprotocol:
-            await socket.close()
+            raise ConnectError(self.url, _why(error)) from None
+        if self.codec.is_binary and opened.subprotocol != self.codec.subprotocol:
+            await opened.close()
             raise ConnectError(self.url, f"the server does not speak {self.codec.subprotocol}")
-        return socket
+        return opened
 
     def _refused(self, error: InvalidStatus) -> ConnectError:
         status = error.response.status_code
@@ -108,6 +110,13 @@ def _socket_url(url: str) -> str:
     if not path.endswith(_PATH):
         path = path.removesuffix("/v1") + _PATH
     return urlunsplit((scheme, parts.netloc, path, parts.query, ""))
+
+
+def _why(error: OSError) -> str:
+    """What the system says; event loops put longer sentences of their own in its place."""
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return (error.strerror or str(error) or "no server answers").lower()
+    return os.strerror(error.errno).lower()
 
 
 def _is_loopback(url: str) -> bool:
