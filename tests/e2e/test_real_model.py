@@ -71,6 +71,7 @@ async def test_a_warmed_prefix_is_found(real_server: str) -> None:
     instructions = "You answer with one word. " * 10
     async with _connect(real_server) as client:
         warm = (await ask(client, [], instructions=instructions, generate=False))[-1]["response"]
+        assert warm["status"] == "completed", warm["error"]
         assert warm["output"] == []
         assert warm["usage"]["output_tokens"] == 0
         usage = await _usage(

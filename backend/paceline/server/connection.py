@@ -22,8 +22,8 @@ from starlette.websockets import WebSocketDisconnect
 from paceline.core.errors import EngineError, PacelineError, RequestError
 from paceline.core.events import FinishEvent
 from paceline.server.effects import Cancel, Close, EncodePrompt, Send, Submit
-from paceline.server.outbox import Outbox
-from paceline.server.prompts import encode
+from paceline.server.outbox import TERMINAL_EVENTS, Outbox
+from paceline.server.prompts import encode, readable
 from paceline_protocol.errors import ErrorCode, ProtocolError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Connection:
 
     target_codec: encodes prompts, in worker threads that `encode_limiter` counts.
     slow_reader_s: how long a write may make no progress before the reader is cut off.
+    log_prompts: texts of prompts and answers go into the log too.
     """
 
     def __init__(
@@ -148,6 +149,9 @@ class Connection:
                 case Send():
                     self._outbox.put(effect.event, effect.response_id)
                     self._wake.set()
+                    if self._log_prompts and isinstance(effect.event, TERMINAL_EVENTS):
+                        response = effect.event.response
+                        self._log.info("answer", response_id=response.id, text=response.output_text)
                 case Submit():
                     self._submit(effect)
                 case Cancel():
@@ -168,7 +172,7 @@ class Connection:
 
     async def _encode(self, effect: EncodePrompt) -> None:
         if self._log_prompts:
-            self._log.info("prompt", response_id=effect.response_id, prompt=effect.prompt)
+            self._log.info("prompt", response_id=effect.response_id, text=readable(effect.prompt))
         try:
             encoded = await anyio.to_thread.run_sync(
                 encode,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 EVENT_OVERHEAD_BYTES = 400
 _MAX_PARTS = 64
-_TERMINAL = (ResponseCompleted, ResponseIncomplete, ResponseFailed)
+TERMINAL_EVENTS = (ResponseCompleted, ResponseIncomplete, ResponseFailed)
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class Outbox:
         if self._last.get(response_id) is waiting:
             del self._last[response_id]
         number = self._next_numbers.get(response_id, 0)
-        if isinstance(waiting.event, _TERMINAL):
+        if isinstance(waiting.event, TERMINAL_EVENTS):
             self._next_numbers.pop(response_id, None)
         else:
             self._next_numbers[response_id] = number + 1

@@ -62,6 +62,13 @@ def encode(prompt: Prompt, codec: TargetCodec) -> EncodedChat:
     return codec.encode_chat(prompt.messages, previous=prompt.previous)
 
 
+def readable(prompt: Prompt) -> str:
+    """The prompt for people, for logs."""
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    return "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)
+
+
 def messages_of(given: str | Sequence[InputItem] | None) -> tuple[ChatMessage, ...]:
     """Messages of a request's `input`; none when there is nothing in it.
 
