@@ -94,7 +94,7 @@ def _missing_weights(folder: Path) -> str | None:
             files = sorted(
                 set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             )
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} is broken: {error!r}") from error
         return next((name for name in files if not (folder / name).is_file()), None)
     return "model.safetensors (weights)"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Positions are rotated by the longest length in the batch, so one long sequence changes others.
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+_CLOSED_ATTENTION = "its code does not take attention from outside (no attention interface)"
 _TORCH_DTYPES = {
     torch.float32: Dtype.FLOAT32,
     torch.bfloat16: Dtype.BFLOAT16,
@@ -81,9 +82,15 @@ def describe_model(source: ModelSource, *, setting: str = "target") -> ModelDesc
     try:
         with torch.device("meta"):
             build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
-            model = build(_without_dynamic_rope(config), attn_implementation=ATTENTION_NAME)
+            model = build(
+                _without_dynamic_rope(config),
+                attn_implementation=ATTENTION_NAME,
+                dtype=torch.bfloat16,  # experts' kernels take nothing else on the meta device
+            )
     except Exception as error:
-        raise refuse(_first_line(error)) from error
+        # Models with a table of their own attention classes look our name up in it.
+        is_closed = isinstance(error, KeyError) and error.args == (ATTENTION_NAME,)
+        raise refuse(_CLOSED_ATTENTION if is_closed else _first_line(error)) from error
     model.train(False)
     reason = _class_reason(model)
     if reason is not None:
@@ -182,7 +189,7 @@ def _config_reason(config: PreTrainedConfig, text: PreTrainedConfig, is_gguf: bo
 
 def _class_reason(model: PreTrainedModel) -> str | None:
     if not model._supports_attention_backend:
-        return "its code does not take attention from outside (no attention interface)"
+        return _CLOSED_ATTENTION
     if getattr(model, "_is_stateful", False):
         return "it keeps recurrent state, which cannot be rolled back"
     if any(
