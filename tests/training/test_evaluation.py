@@ -18,6 +18,7 @@ def _batch(lengths: list[int], answer: torch.Tensor) -> Batch:
     empty = torch.zeros(count, dtype=torch.long)
     return Batch(
         PackedRows(empty, torch.zeros(count, 1, 1), empty, lengths),
+        torch.arange(count),
         TargetRows(torch.zeros(count, 1), empty),
         answer,
         empty,

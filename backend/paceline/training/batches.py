@@ -22,28 +22,27 @@ if TYPE_CHECKING:
     from paceline.training.target_states import TargetStates
     from paceline.training.token_store import TokenShard
 
-PROMPT_WEIGHT = 0.4
-"""Weight of a row that predicts a token of the prompt: the same function, other traffic."""
+PROMPT_PART = 0.4
+"""Part of the rows that predict a token of the prompt and are trained on: the same function, other
+traffic. Leaving rows out rather than weighing them less saves their share of the output layer,
+which is half of all work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """All rows of each sequence, packed; row ``i`` predicts what follows token ``i``.
 
-    ``answer [N]`` bool: the token that follows is part of the answer (or would be, at the end).
-    ``next_ids [N]``: the token that follows, -1 at the end. ``temperatures``: one a sequence.
+    ``chosen [C]``: the rows that are judged, ascending, and ``target`` says what the target says at
+    those. ``answer [N]`` bool: the token that follows is part of the answer (or would be, at the
+    end). ``next_ids [N]``: the token that follows, -1 at the end. ``temperatures``: one a sequence.
     """
 
     rows: PackedRows
+    chosen: Tensor
     target: TargetRows
     answer: Tensor
     next_ids: Tensor
     temperatures: tuple[float, ...]
-
-    @property
-    def weights(self) -> Tensor:
-        """``[N]`` float32: what each row counts in the loss."""
-        return torch.where(self.answer, 1.0, PROMPT_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +103,10 @@ class BatchSource:
             if self._rng.random() < 0.4 ** (uses - least):
                 chosen.append(reference)
                 self._uses[reference] = uses + 1
-        return self.pack(chosen)
+        return self.pack(chosen, prompt_part=PROMPT_PART)
 
-    def pack(self, references: Sequence[tuple[int, int]]) -> Batch:
-        """These sequences as a batch."""
+    def pack(self, references: Sequence[tuple[int, int]], *, prompt_part: float = 1.0) -> Batch:
+        """These sequences as a batch, judged on all answer rows and on a random part of others."""
         ids, features, positions, lengths, finals = [], [], [], [], []
         normalisers, greedy, answer, following, temperatures = [], [], [], [], []
         for reference in references:
@@ -126,13 +125,17 @@ class BatchSource:
             answer.append(torch.arange(1, count + 1) >= shard.tokens.prompt_lengths[index])
             following.append(torch.cat((tokens[1:], torch.tensor([-1]))))
             temperatures.append(shard.tokens.temperatures[index])
+        is_answer = torch.cat(answer)
+        part = torch.where(is_answer, 1.0, prompt_part)
+        judged = (torch.rand(len(part)) < part).nonzero()[:, 0]
         probabilities = target_probabilities(
-            torch.cat(finals), self._output_weight, torch.cat(normalisers)
+            torch.cat(finals)[judged], self._output_weight, torch.cat(normalisers)[judged]
         )
         return Batch(
             PackedRows(torch.cat(ids), torch.cat(features), torch.cat(positions), lengths),
-            TargetRows(probabilities, torch.cat(greedy)),
-            torch.cat(answer),
+            judged,
+            TargetRows(probabilities, torch.cat(greedy)[judged]),
+            is_answer,
             torch.cat(following),
             tuple(temperatures),
         )

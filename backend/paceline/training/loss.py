@@ -88,7 +88,6 @@ class _FusedOutputLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         target: TargetRows,
-        row_weights: Tensor,
         mix: float,
         greedy_weight: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,16 +98,14 @@ class _FusedOutputLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         acceptance = torch.empty(len(hidden), device=hidden.device)
         match = torch.empty(len(hidden), device=hidden.device)
-        norm = 1.0 / max(float(row_weights.sum()), 1e-9)
         for start in range(0, len(hidden), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
             low = hidden[rows].to(working)
             losses, gradient, acceptance[rows], match[rows] = _rows_loss(
                 low @ weight_low.T, target.select(rows), mix, greedy_weight
             )
-            scale = row_weights[rows] * norm
-            total += (losses * scale).sum()
-            gradient = gradient.mul_(scale[:, None]).to(working)
+            total += losses.sum() / len(hidden)
+            gradient = gradient.div_(len(hidden)).to(working)
             grad_hidden[rows] = (gradient @ weight_low).to(hidden.dtype)
             grad_weight += gradient.T @ low
         ctx.save_for_backward(grad_hidden, grad_weight)
@@ -118,7 +115,7 @@ class _FusedOutputLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * gradients[0], grad_weight * gradients[0], None, None, None, None
+        return grad_hidden * gradients[0], grad_weight * gradients[0], None, None, None
 
 
 def _rows_loss(
@@ -151,17 +148,15 @@ def output_loss(
     hidden: Tensor,
     weight: Tensor,
     target: TargetRows,
-    row_weights: Tensor,
     weights: LossWeights,
     mean_acceptance: float,
 ) -> LossParts:
     """The loss of ``hidden [N, H]`` (after the head's output norm) under output ``weight [D, H]``.
 
-    ``row_weights [N]`` weigh rows (0 leaves one out) and are normalised to a mean.
-    ``mean_acceptance`` is a running mean of alpha at this depth and sets lambda.
+    Rows are averaged. ``mean_acceptance`` is a running mean of alpha at this depth and sets lambda.
     """
     mix = math.exp(-weights.eta * mean_acceptance)
     loss, acceptance, match = _FusedOutputLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, target, row_weights, mix, weights.greedy
+        hidden, weight, target, mix, weights.greedy
     )
     return LossParts(loss, acceptance, match)

@@ -157,20 +157,19 @@ class Trainer:
         device = self._parameters[0].device.type
         with torch.autocast(device, torch.bfloat16):
             states = unroll(self._module, batch.rows, depth)
-        weights = batch.weights
         total = torch.zeros(())
         for index, hidden in enumerate(states):
-            chosen = rows_with_depth(batch.rows.lengths, index + 1)
+            chosen = rows_with_depth(batch.rows.lengths, index + 1)[batch.chosen]
             if index:
                 chosen &= torch.rand(len(chosen)) < _DEEP_ROWS
-            rows = chosen.nonzero()[:, 0]
-            if not len(rows):
+            places = chosen.nonzero()[:, 0]
+            if not len(places):
                 continue
+            rows = batch.chosen[places]
             parts = output_loss(
                 self._module.output_norm(hidden[rows].float()),
                 self._module.output.weight,
-                batch.target.select(rows),
-                weights[rows],
+                batch.target.select(places),
                 self._options.loss,
                 self.progress.acceptance[index],
             )
