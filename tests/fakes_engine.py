@@ -240,6 +240,7 @@ def _finish(
         SpeculationSummary(
             num_drafted=4,
             num_examined=3,
+            num_passed=2,
             num_accepted=2,
             num_steps=max(1, each.num_sent),
             accepted_per_position=(2, 0),

@@ -80,15 +80,18 @@ class Usage:
 class SpeculationSummary:
     """What speculation did for one request.
 
-    num_examined: drafted positions whose fate the target decided, by the token rule (accepted plus
-    one for each rejection). accepted_per_position[i]: how often draft position i was accepted;
-    examined_per_position likewise. num_steps: target passes that committed tokens of this request.
+    num_accepted: drafted tokens that became output. num_examined, num_passed: drafted positions
+    tested up to the first failure of each round, and those that passed, by the token rule whatever
+    rule was used (under the block rule more can be accepted than passed). accepted_per_position[i]:
+    how often draft position i was accepted; examined_per_position likewise. num_steps: target
+    passes that committed tokens of this request.
     The *_ms fields are this request's share of wall time; expected_plain_ms what plain decoding of
     the same steps would have taken, None until a cost table exists.
     """
 
     num_drafted: int = 0
     num_examined: int = 0
+    num_passed: int = 0
     num_accepted: int = 0
     num_steps: int = 0
     accepted_per_position: tuple[int, ...] = ()
@@ -107,7 +110,7 @@ class SpeculationSummary:
 
     @property
     def acceptance(self) -> float | None:
-        return self.num_accepted / self.num_examined if self.num_examined else None
+        return self.num_passed / self.num_examined if self.num_examined else None
 
 
 @dataclass(frozen=True, slots=True)

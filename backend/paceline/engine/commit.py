@@ -13,6 +13,7 @@ from paceline.core.events import (
     CommittedToken,
     FinishReason,
     SpeculationSummary,
+    TokenLogprob,
     TokenSource,
     Usage,
 )
@@ -34,23 +35,35 @@ class Committed:
     tail: str = ""
 
 
-def commit(
-    sequence: Sequence,
-    token_ids: Many[int],
-    sources: Many[TokenSource],
-    max_sequence_tokens: int,
-) -> Committed:
+@dataclass(frozen=True, slots=True)
+class DecidedToken:
+    """A token that a round decided on; whether it is committed, commit decides."""
+
+    token_id: int
+    source: TokenSource
+    logprob: TokenLogprob | None = None
+
+
+def commit(sequence: Sequence, run: Many[DecidedToken], max_sequence_tokens: int) -> Committed:
     """Append the run of a round (accepted tokens and the next one) up to where the output ends."""
+    committed = _append(sequence, run, max_sequence_tokens)
+    if sequence.constraint is not None:
+        sequence.constraint.advance([token.token_id for token in committed.tokens])
+    return committed
+
+
+def _append(sequence: Sequence, run: Many[DecidedToken], max_sequence_tokens: int) -> Committed:
     committed: list[CommittedToken] = []
-    for token_id, source in zip(token_ids, sources, strict=True):
+    for decided in run:
+        token_id, source, logprob = decided.token_id, decided.source, decided.logprob
         sequence.token_ids.append(token_id)
         if token_id in sequence.request.stop_token_ids:
-            committed.append(CommittedToken(token_id, "", source))
+            committed.append(CommittedToken(token_id, "", source, logprob))
             match, tail = _flush(sequence)
             stop = token_id if match is None else match
             return Committed(tuple(committed), FinishReason.STOP, stop, tail)
         text = sequence.stops.push(sequence.text.append(token_id))
-        committed.append(CommittedToken(token_id, text, source))
+        committed.append(CommittedToken(token_id, text, source, logprob))
         if sequence.stops.match is not None:
             return Committed(tuple(committed), FinishReason.STOP, sequence.stops.match)
         is_at_limit = (
@@ -81,6 +94,7 @@ def summary(sequence: Sequence, now: float) -> SpeculationSummary:
     return SpeculationSummary(
         num_drafted=counters.num_drafted,
         num_examined=counters.num_examined,
+        num_passed=counters.num_passed,
         num_accepted=counters.num_accepted,
         num_steps=counters.num_steps,
         accepted_per_position=tuple(counters.accepted_per_position),

@@ -13,8 +13,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from paceline.core.errors import (
     EngineBusyError,
     NonFiniteLogitsError,
@@ -32,19 +30,20 @@ from paceline.core.events import (
     TokenEvent,
     TokenSource,
 )
-from paceline.engine.commit import commit, flush_text, summary, usage
+from paceline.engine.commit import DecidedToken, commit, flush_text, summary, usage
+from paceline.engine.decisions import Decision
 from paceline.engine.drafters.interface import Proposal
 from paceline.engine.plan import Outcome, StepPlan
 from paceline.engine.sequence import Sequence, SequenceStatus, TextStream
 from paceline.sampling.acceptance import NextSource
+from paceline.sampling.constraints import SamplingConstraint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from paceline.core.limits import EngineLimits
     from paceline.core.request import Request
+    from paceline.engine.decisions import Verdict
     from paceline.engine.drafters.interface import Drafter
     from paceline.engine.policy import SpeculationPolicy
     from paceline.engine.scheduler import Scheduler
@@ -57,17 +56,17 @@ _SOURCES = {
 }
 
 
+_NOTHING = Decision(0, 0, NextSource.PLAIN, False, 0, 0, (), 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A launched step whose outcome has not been read back from the device.
-
-    outcome: int64 [4, B] for the sampled entries: accepted, next token, source, usable.
-    """
+    """A launched step whose outcome has not been read back from the device."""
 
     plan: StepPlan
     proposal: Proposal
     scores: Scores
-    outcome: Tensor | None
+    verdict: Verdict | None
     draft_cursors: tuple[int, ...]
     started_at: float
     times: StepTimes
@@ -174,17 +173,9 @@ class Engine:
         drafted_at = self._clock()
         scores = self._verifier.score(entries, proposal.draft_ids)
         verified_at = self._clock()
-        outcome = None
+        verdict = None
         if scores.sampled:
-            acceptance, is_usable = self._verifier.accept(entries, proposal, scores)
-            outcome = torch.stack(
-                (
-                    acceptance.num_accepted,
-                    acceptance.next_token,
-                    acceptance.source,
-                    is_usable.to(torch.int64),
-                )
-            )
+            verdict = self._verifier.accept(entries, proposal, scores)
         sampled_at = self._clock()
         times = StepTimes(
             draft_ms=(drafted_at - planned_at) * 1e3,
@@ -192,15 +183,15 @@ class Engine:
             sample_ms=(sampled_at - verified_at) * 1e3,
             other_ms=(planned_at - started_at) * 1e3,
         )
-        return InFlight(plan, proposal, scores, outcome, cursors, started_at, times)
+        return InFlight(plan, proposal, scores, verdict, cursors, started_at, times)
 
     def collect(self, in_flight: InFlight) -> tuple[list[EngineEvent], StepTimes]:
         """Read the outcome, commit, roll back, register full blocks, let drafter and policy see."""
         begun_at = self._clock()
         entries = in_flight.plan.entries
-        columns = [] if in_flight.outcome is None else in_flight.outcome.t().tolist()
+        decisions = [] if in_flight.verdict is None else in_flight.verdict.read()
         read_at = self._clock()
-        decided = dict(zip(in_flight.scores.sampled, columns, strict=True))
+        decided = dict(zip(in_flight.scores.sampled, decisions, strict=True))
         events: list[EngineEvent] = []
         outcomes: list[Outcome] = []
         finished: list[tuple[Sequence, FinishEvent]] = []
@@ -208,20 +199,23 @@ class Engine:
             sequence = entry.sequence
             num_before = sequence.num_tokens
             drafted = in_flight.proposal.draft_ids[index]
-            num_accepted = num_committed = 0
+            decision = decided.get(index, _NOTHING)
+            num_committed = 0
             sequence.num_computed += entry.num_target_tokens
             finish: FinishEvent | None = None
             if index in decided:
-                num_accepted, next_token, source, is_usable = decided[index]
-                if is_usable:
-                    token_event, finish = self._commit(
-                        sequence, drafted, num_accepted, next_token, NextSource(source), read_at
-                    )
+                if decision.is_usable:
+                    token_event, finish = self._commit(sequence, drafted, decision, read_at)
                     num_committed = len(token_event.tokens)
                     events.append(token_event)
                     if drafted:
                         sequence.drafter_name = in_flight.proposal.drafter_names[index]
-                        sequence.counters.count_round(len(drafted), num_accepted)
+                        sequence.counters.count_round(
+                            len(drafted),
+                            decision.num_accepted,
+                            decision.num_examined,
+                            decision.num_passed,
+                        )
                 else:
                     self._finish_broken(sequence, events)
             elif entry.completes:
@@ -232,15 +226,14 @@ class Engine:
                         sequence,
                         num_before,
                         len(drafted),
-                        num_accepted,
+                        decision.num_accepted,
                         num_committed,
                         in_flight.scores.first_tokens[index],
                         entry.num_target_tokens + len(drafted),
-                        num_examined=min(num_accepted + 1, len(drafted)),
-                        num_passed=num_accepted,
-                        survival=tuple(
-                            float(position < num_accepted) for position in range(len(drafted))
-                        ),
+                        num_examined=decision.num_examined,
+                        num_passed=decision.num_passed,
+                        survival=decision.survival,
+                        target_prob=decision.next_prob if num_committed else None,
                         draft_probs=in_flight.proposal.scores[index]
                         if in_flight.proposal.scores
                         else (),
@@ -280,8 +273,15 @@ class Engine:
                     self._close(sequence)
                 continue
             seed = secrets.randbits(64) if note.sampling.seed is None else note.sampling.seed
+            constraint = None
+            if SamplingConstraint.needed(note.sampling):
+                constraint = SamplingConstraint(note.sampling, note.prompt_ids, note.stop_token_ids)
             sequence = Sequence(
-                note, self._text_stream(note.prompt_ids), seed, self._arrivals[note.request_id]
+                note,
+                self._text_stream(note.prompt_ids),
+                seed,
+                self._arrivals[note.request_id],
+                constraint,
             )
             self._sequences[note.request_id] = sequence
             self._scheduler.add(sequence)
@@ -314,17 +314,16 @@ class Engine:
         )
 
     def _commit(
-        self,
-        sequence: Sequence,
-        drafted: tuple[int, ...],
-        num_accepted: int,
-        next_token: int,
-        source: NextSource,
-        now: float,
+        self, sequence: Sequence, drafted: tuple[int, ...], decision: Decision, now: float
     ) -> tuple[TokenEvent, FinishEvent | None]:
-        run = [*drafted[:num_accepted], next_token]
-        sources = [TokenSource.ACCEPTED] * num_accepted + [_SOURCES[source]]
-        committed = commit(sequence, run, sources, self.limits.max_sequence_tokens)
+        accepted = drafted[: decision.num_accepted]
+        sources = [TokenSource.ACCEPTED] * len(accepted) + [_SOURCES[NextSource(decision.source)]]
+        logprobs = decision.logprobs or (None,) * len(sources)
+        run = [
+            DecidedToken(*each)
+            for each in zip((*accepted, decision.next_token), sources, logprobs, strict=True)
+        ]
+        committed = commit(sequence, run, self.limits.max_sequence_tokens)
         # Rollback is this line: rows of rejected and of cut-off tokens are simply not counted.
         sequence.num_computed = sequence.num_tokens - 1
         sequence.round += 1

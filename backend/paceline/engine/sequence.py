@@ -24,6 +24,7 @@ from paceline.engine.stops import StopScanner
 if TYPE_CHECKING:
     from paceline.cache.prefix import Digest
     from paceline.core.request import Request
+    from paceline.sampling.constraints import RowConstraint
 
 
 class TextStream(Protocol):
@@ -50,6 +51,7 @@ class SequenceCounters:
 
     num_drafted: int = 0
     num_examined: int = 0
+    num_passed: int = 0
     num_accepted: int = 0
     num_steps: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
@@ -61,28 +63,39 @@ class SequenceCounters:
     expected_plain_ms: float | None = None
     num_preemptions: int = 0
 
-    def count_round(self, num_drafted: int, num_accepted: int) -> None:
-        """A verified draft: positions up to the first rejection were examined."""
-        num_examined = min(num_accepted + 1, num_drafted)
+    def count_round(
+        self, num_drafted: int, num_accepted: int, num_examined: int, num_passed: int
+    ) -> None:
+        """A verified draft: accepted as it was, examined and passed by the token rule."""
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self.num_examined += num_examined
+        self.num_passed += num_passed
         missing = num_drafted - len(self.accepted_per_position)
         if missing > 0:
             self.accepted_per_position += [0] * missing
             self.examined_per_position += [0] * missing
+        for position in range(num_accepted):
+            self.accepted_per_position[position] += 1
         for position in range(num_examined):
             self.examined_per_position[position] += 1
-            self.accepted_per_position[position] += position < num_accepted
 
 
 class Sequence:
     """State of one request. Owned by the engine thread; nothing outside it may hold on to one.
 
     seed: 64-bit key of its random numbers. round: see `sampling.randomness`; never reset.
+    constraint: edits its rows of logits; it knows the committed tokens and survives preemption.
     """
 
-    def __init__(self, request: Request, text: TextStream, seed: int, arrived_at: float) -> None:
+    def __init__(
+        self,
+        request: Request,
+        text: TextStream,
+        seed: int,
+        arrived_at: float,
+        constraint: RowConstraint | None = None,
+    ) -> None:
         self.request = request
         self.status = SequenceStatus.WAITING
         self.token_ids: list[int] = list(request.prompt_ids)
@@ -95,6 +108,7 @@ class Sequence:
         self.num_cached_prompt: int | None = None
         self.seed = seed
         self.round = 0
+        self.constraint = constraint
         self.text = text
         self.stops = StopScanner(request.stop)
         self.counters = SequenceCounters()

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from paceline.engine.decisions import Verdict
 from paceline.model.batch import Segment, pack
-from paceline.sampling.acceptance import (
-    Acceptance,
-    Drafted,
-    acceptance_law,
-    draw,
-    greedy_acceptance,
-)
-from paceline.sampling.randomness import Purpose, uniforms
-from paceline.sampling.warping import WarpParameters, argmax_lowest, warp
+from paceline.sampling.acceptance import Acceptance, AcceptRule, Drafted
+from paceline.sampling.constraints import RowEdits
+from paceline.sampling.edits import apply_edits
+from paceline.sampling.logprobs import RowLogprobs, row_logprobs
+from paceline.sampling.verification import NoiseKeys, verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
@@ -49,9 +46,18 @@ class Scores:
 class Verifier:
     """Scores known and drafted tokens with the target and draws what follows."""
 
-    def __init__(self, runner: Runner, *, block_size: int, vocabulary_size: int) -> None:
-        """vocabulary_size: real token ids; columns beyond it are padding and never drawn."""
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        block_size: int,
+        vocabulary_size: int,
+        sampled_rule: AcceptRule = AcceptRule.BLOCK,
+    ) -> None:
+        """vocabulary_size: real token ids; columns beyond it are padding and never drawn.
+        sampled_rule: TOKEN or BLOCK, for unseeded sampled requests with a model's drafts."""
         self._runner = runner
+        self._sampled_rule = sampled_rule
         self._block_size = block_size
         self._vocabulary_size = vocabulary_size
 
@@ -84,54 +90,73 @@ class Verifier:
         )
 
     @torch.inference_mode()
-    def accept(
-        self, entries: Many[PlanEntry], proposal: Proposal, scores: Scores
-    ) -> tuple[Acceptance, Tensor]:
-        """The outcome for each sampled entry, and whether all of its rows were usable: bool [B]."""
-        device = scores.logits.device
+    def accept(self, entries: Many[PlanEntry], proposal: Proposal, scores: Scores) -> Verdict:
+        """The outcome for each sampled entry."""
+        logits = scores.logits
         sequences = [entries[index].sequence for index in scores.sampled]
-        drafts = [proposal.draft_ids[index] for index in scores.sampled]
-        lengths = [len(draft) for draft in drafts]
-        depth = max(lengths)
-        padded = [list(draft) + [0] * (depth - len(draft)) for draft in drafts]
-        index = [
-            list(proposal.row_index[i]) + [-1] * (depth - len(proposal.row_index[i]))
-            for i in scores.sampled
+        drafted = _drafted(proposal, scores)
+        edits = [
+            (first, sequence.constraint.fork(proposal.draft_ids[index]))
+            for first, index, sequence in zip(
+                scores.first_rows, scores.sampled, sequences, strict=True
+            )
+            if sequence.constraint is not None
         ]
-        drafted = Drafted(
-            draft_ids=_int_tensor(padded, depth, device),
-            num_drafted=torch.tensor(lengths, dtype=torch.int64, device=device),
-            rows=proposal.rows,
-            row_index=_int_tensor(index, depth, device),
-            vocab_ids=proposal.vocab_ids,
+        if edits:
+            logits = apply_edits(logits, RowEdits.join(edits))
+        finite = torch.isfinite(logits.amax(-1))
+        is_usable = torch.ones(len(sequences), dtype=torch.bool, device=logits.device)
+        if not bool(finite.all()):
+            owner = drafted.tensor(np.repeat(np.arange(len(sequences)), drafted.num_drafted + 1))
+            is_usable[owner[~finite]] = False
+            logits = torch.where(finite[:, None], logits, 0)
+        keys = NoiseKeys(
+            seeds=np.array([sequence.seed for sequence in sequences], dtype=np.uint64),
+            positions=np.array([sequence.num_tokens for sequence in sequences]),
+            rounds=np.array([sequence.round for sequence in sequences]),
         )
-        first_rows = torch.tensor(scores.first_rows, dtype=torch.int64, device=device)
-        owner = torch.repeat_interleave(drafted.num_drafted + 1)
-        finite = torch.isfinite(scores.logits.amax(-1))
-        num_broken = torch.zeros(len(lengths), dtype=torch.int64, device=device)
-        num_broken.index_add_(0, owner, (~finite).to(torch.int64))
-        is_usable = num_broken == 0
-        logits = torch.where(finite[:, None], scores.logits, 0)
         params = [sequence.request.sampling for sequence in sequences]
-        if all(p.is_greedy for p in params):
-            return greedy_acceptance(argmax_lowest(logits), first_rows, drafted), is_usable
-        parameters = WarpParameters.of(params, device)
-        law = acceptance_law(warp(logits, parameters.take(owner)), first_rows, drafted)
-        seeds = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
-        starts = np.array([sequence.num_tokens for sequence in sequences])
-        rounds = np.array([sequence.round for sequence in sequences])
-        # The token after n accepted ones has its own position, so its noise is keyed by that of the
-        # round's first token: one residual and one bonus draw a round, whatever n turns out to be.
-        columns = (
-            uniforms(
-                seeds[:, None], starts[:, None] + np.arange(depth), rounds[:, None], Purpose.ACCEPT
-            ),
-            uniforms(seeds, starts, rounds, Purpose.RESIDUAL),
-            uniforms(seeds, starts, rounds, Purpose.BONUS),
-        )
-        accept, residual, bonus = (torch.from_numpy(noise).to(device) for noise in columns)
-        return draw(law, accept, residual, bonus), is_usable
+        acceptance = verify(logits, drafted, params, keys, self._sampled_rule)
+        num_top = tuple(p.top_logprobs for p in params)
+        logprobs = _logprobs(scores.logits, num_top, drafted, acceptance)
+        num_drafted = tuple(drafted.num_drafted.tolist())
+        return Verdict(acceptance, is_usable, num_drafted, num_top, logprobs)
 
 
-def _int_tensor(rows: list[list[int]], width: int, device: torch.device) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=device).view(len(rows), width)
+def _drafted(proposal: Proposal, scores: Scores) -> Drafted:
+    drafts = [proposal.draft_ids[index] for index in scores.sampled]
+    depth = max(len(draft) for draft in drafts)
+    padded = [list(draft) + [0] * (depth - len(draft)) for draft in drafts]
+    places = [list(proposal.row_index[index]) for index in scores.sampled]
+    row_index = [place + [-1] * (depth - len(place)) for place in places]
+    shape = (len(drafts), depth)
+    device = scores.logits.device
+    return Drafted(
+        draft_ids=torch.tensor(padded, dtype=torch.int64, device=device).view(shape),
+        num_drafted=np.array([len(draft) for draft in drafts], dtype=np.int64),
+        first_rows=np.array(scores.first_rows, dtype=np.int64),
+        rows=proposal.rows,
+        row_index=np.array(row_index, dtype=np.int64).reshape(shape),
+        vocab_ids=proposal.vocab_ids,
+    )
+
+
+def _logprobs(
+    logits: Tensor, num_top: Many[int | None], drafted: Drafted, acceptance: Acceptance
+) -> RowLogprobs | None:
+    """Those of all rows of the sequences that asked, packed in their order; None if none did.
+
+    logits: as the model gave them, before any edit.
+    """
+    members = np.array([index for index, count in enumerate(num_top) if count is not None])
+    if not len(members):
+        return None
+    counts = drafted.num_drafted[members] + 1
+    owner = np.repeat(members, counts)
+    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    at, column = drafted.tensor(owner), drafted.tensor(place)
+    # Row i is followed by drafted token i where that was accepted, by the next token where not.
+    tokens = torch.nn.functional.pad(drafted.draft_ids, (0, 1))[at, column]
+    tokens = torch.where(column < acceptance.num_accepted[at], tokens, acceptance.next_token[at])
+    rows = drafted.tensor(drafted.first_rows[owner] + place)
+    return row_logprobs(logits[rows], tokens, max(count or 0 for count in num_top))

@@ -5,6 +5,9 @@ with numpy over all draws of a step. The key is the sequence's seed, the counter
 (position, round, purpose): two draws of one sequence never share a counter unless their purpose,
 their position and their round are all equal.
 
+The samples of a seeded request depend on (seed, position) alone, so that its text is the same
+however it was drafted; their counter has no round.
+
 The round counts the steps in which a sequence drew anything and never goes back, not even at
 preemption. Under the block rule a rejected draft's noise has influenced the output, so reusing it
 at the same position in the next step would bias the law; the round in the key prevents that.
@@ -32,7 +35,12 @@ _SHIFT = np.uint64(32)
 
 
 class Purpose(IntEnum):
-    """What a uniform decides. Part of the counter, so purposes never share noise."""
+    """What a random number decides. Part of the counter, so purposes never share noise.
+
+    DRAFT: a drafted token. ACCEPT: whether one is accepted. RESIDUAL, BONUS: the token after a
+    rejection, and after a full acceptance. TARGET: the target's own sample of a seeded request,
+    which its drafts try to guess with the same noise.
+    """
 
     DRAFT = 0
     ACCEPT = 1
@@ -47,19 +55,46 @@ def uniforms(seeds: Integers, positions: Integers, rounds: Integers, purpose: In
     Args:
         seeds: 64-bit keys, one a draw; broadcast with the rest.
         positions: index in the sequence of the token to be decided, below 2**32.
-        rounds: the sequence's round counter, below 2**61; 0 where the draw must not depend on it.
+        rounds: the sequence's round counter, below 2**61.
         purpose: `Purpose`.
 
     Returns:
         float64 of the broadcast shape.
     """
-    key = np.asarray(seeds, dtype=np.uint64)
-    position = np.asarray(positions, dtype=np.uint64)
     round_ = np.asarray(rounds, dtype=np.uint64)
-    what = np.asarray(purpose, dtype=np.uint64)
-    x0, x1, x2, x3, k0, k1 = np.broadcast_arrays(
-        position, round_ & _LOW, round_ >> _SHIFT, what, key & _LOW, key >> _SHIFT
-    )
+    words = _philox(seeds, positions, round_ & _LOW, round_ >> _SHIFT, purpose)
+    bits = ((words[0] << _SHIFT) | words[1]) >> np.uint64(11)
+    result: Doubles = bits.astype(np.float64) * 2.0**-53
+    return result
+
+
+def exponentials(seeds: Integers, positions: Integers, purpose: Integers, count: int) -> Doubles:
+    """Independent standard exponential times, a function of (seed, position) and index alone.
+
+    Args:
+        seeds, positions, purpose: as for `uniforms`, each [N] or a single one.
+        count: how many for each.
+
+    Returns:
+        float64 [N, count], above 0, made of 32 random bits each: enough for a race, where only the
+        order of times counts.
+    """
+    index = np.arange(-(-count // 4), dtype=np.uint64)
+    key = np.atleast_1d(np.asarray(seeds, dtype=np.uint64))[:, None]
+    position = np.atleast_1d(np.asarray(positions, dtype=np.uint64))[:, None]
+    words = np.stack(_philox(key, position, index, 0, purpose), -1)
+    words = words.reshape(len(words), -1)[:, :count]
+    return -np.log((words.astype(np.float64) + 0.5) * 2.0**-32)
+
+
+def _philox(
+    seeds: Integers, c0: Integers, c1: Integers, c2: Integers, c3: Integers
+) -> tuple[npt.NDArray[np.uint64], ...]:
+    """Four random 32-bit words (in 64-bit integers) of the counter (c0, c1, c2, c3)."""
+    key = np.asarray(seeds, dtype=np.uint64)
+    counter = (np.asarray(word, dtype=np.uint64) for word in (c0, c1, c2, c3))
+    x0, x1, x2, x3 = np.broadcast_arrays(*counter)
+    k0, k1 = key & _LOW, key >> _SHIFT
     for _ in range(10):
         product_0 = _MULTIPLIER_0 * x0
         product_1 = _MULTIPLIER_1 * x2
@@ -71,6 +106,4 @@ def uniforms(seeds: Integers, positions: Integers, rounds: Integers, purpose: In
         )
         k0 = (k0 + _WEYL_0) & _LOW
         k1 = (k1 + _WEYL_1) & _LOW
-    bits = ((x0 << _SHIFT) | x1) >> np.uint64(11)
-    result: Doubles = bits.astype(np.float64) * 2.0**-53
-    return result
+    return x0, x1, x2, x3

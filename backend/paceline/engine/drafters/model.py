@@ -15,11 +15,9 @@ import torch
 
 from paceline.core.request import DrafterKind
 from paceline.engine.drafters.interface import Proposal
+from paceline.engine.drafters.next_tokens import next_tokens
 from paceline.engine.drafters.ngram import serves
 from paceline.model.batch import Segment, pack
-from paceline.sampling.acceptance import inverse_cdf
-from paceline.sampling.randomness import Purpose, uniforms
-from paceline.sampling.warping import WarpParameters, argmax_lowest, warp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,25 +159,19 @@ class ModelDrafter:
             logits = logits[finite]
             if not growing:
                 return [], None
-        params = [draft.sequence.request.sampling for draft in growing]
-        parameters = WarpParameters.of(params, logits.device)
-        if parameters.all_greedy:
-            for draft, token in zip(growing, argmax_lowest(logits).tolist(), strict=True):
-                draft.ids.append(token)
-                draft.rows.append(-1)
-            return growing, None
-        probs = warp(logits, parameters)
-        noise = uniforms(
-            [draft.sequence.seed for draft in growing],
-            [draft.sequence.num_tokens + len(draft.ids) for draft in growing],
-            [draft.sequence.round for draft in growing],
-            Purpose.DRAFT,
+        made = next_tokens(
+            logits,
+            [draft.sequence for draft in growing],
+            [draft.ids for draft in growing],
+            self._vocabulary_size,
         )
-        tokens = inverse_cdf(probs, torch.from_numpy(noise).to(probs.device)).tolist()
-        for row, (draft, token) in enumerate(zip(growing, tokens, strict=True)):
+        tokens = made.token_ids.tolist()
+        for row, (draft, token, has_row) in enumerate(
+            zip(growing, tokens, made.has_row, strict=True)
+        ):
             draft.ids.append(token)
-            draft.rows.append(-1 if draft.sequence.request.sampling.is_greedy else num_rows + row)
-        return growing, probs
+            draft.rows.append(num_rows + row if has_row else -1)
+        return growing, made.rows
 
     def _drop(self, sequence: Sequence) -> None:
         """The draft model broke down on this sequence: it decodes plainly from now on. NaN left in

@@ -1,0 +1,105 @@
+"""What the target decided in a step, on the device and read back to the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.events import TokenLogprob
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.sampling.acceptance import Acceptance
+    from paceline.sampling.logprobs import RowLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Outcome of a round for one sequence; the fields are those of `sampling.Acceptance`.
+
+    is_usable: False where the target's rows were not; nothing else counts then.
+    logprobs: of the accepted tokens and the next one, empty unless they were asked for.
+    """
+
+    num_accepted: int
+    next_token: int
+    source: int
+    is_usable: bool
+    num_examined: int
+    num_passed: int
+    survival: tuple[float, ...]
+    next_prob: float
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of a step for its B sampled entries, not yet read back.
+
+    is_usable: bool [B]. logprobs: of rows packed by entry, num_drafted + 1 for each entry whose
+    num_top is not None; None if there is none such.
+    """
+
+    acceptance: Acceptance
+    is_usable: Tensor
+    num_drafted: tuple[int, ...]
+    num_top: tuple[int | None, ...]
+    logprobs: RowLogprobs | None
+
+    def read(self) -> list[Decision]:
+        """Wait for the device and copy the outcome to the host."""
+        acceptance = self.acceptance
+        counts = torch.stack(
+            (
+                acceptance.num_accepted,
+                acceptance.next_token,
+                acceptance.source,
+                self.is_usable.to(torch.int64),
+                acceptance.num_examined,
+                acceptance.num_passed,
+            ),
+            1,
+        ).tolist()
+        odds = torch.cat((acceptance.next_prob[:, None], acceptance.survival), 1).tolist()
+        by_entry = self._read_logprobs()
+        decisions = []
+        for index, (row, (next_prob, *survival)) in enumerate(zip(counts, odds, strict=True)):
+            accepted, token, source, usable, examined, passed = row
+            decisions.append(
+                Decision(
+                    accepted,
+                    token,
+                    source,
+                    bool(usable),
+                    examined,
+                    passed,
+                    tuple(survival[: self.num_drafted[index]]),
+                    next_prob,
+                    by_entry.get(index, ())[: accepted + 1],
+                )
+            )
+        return decisions
+
+    def _read_logprobs(self) -> dict[int, tuple[TokenLogprob, ...]]:
+        if self.logprobs is None:
+            return {}
+        rows = zip(
+            self.logprobs.chosen.tolist(),
+            self.logprobs.top_ids.tolist(),
+            self.logprobs.top.tolist(),
+            strict=True,
+        )
+        by_entry = {}
+        for index, (num_drafted, num_top) in enumerate(
+            zip(self.num_drafted, self.num_top, strict=True)
+        ):
+            if num_top is not None:
+                mine = [next(rows) for _ in range(num_drafted + 1)]
+                by_entry[index] = tuple(
+                    TokenLogprob(chosen, tuple(zip(ids[:num_top], top[:num_top], strict=True)))
+                    for chosen, ids, top in mine
+                )
+        return by_entry
