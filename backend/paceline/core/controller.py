@@ -22,10 +22,16 @@ from paceline.core.controller_depth import (
     DraftOffer,
     choose_depths,
     drafting_shape,
+    plain_tokens,
     steady_gain,
     steady_seconds,
 )
-from paceline.core.controller_estimate import Baseline, SessionEstimate, survivals
+from paceline.core.controller_estimate import (
+    Baseline,
+    CellEstimate,
+    SessionEstimate,
+    survivals,
+)
 from paceline.core.controller_gate import GateState
 from paceline.core.controller_ledger import Ledger, plain_equivalent
 from paceline.core.controller_words import words
@@ -41,12 +47,12 @@ if TYPE_CHECKING:
 MODEL_DEPTH = 6
 COPY_DEPTH = 16
 
-OPEN_FROM = 1.06
-CLOSE_BELOW = 1.03
+OPEN_FROM = 1.03
+CLOSE_BELOW = 1.01
 DWELL = 8
 LEAST_COPY_GAIN = 1.01
 PLAIN_EVERY = 256
-_CATCH_UP_LAG = 8
+_CATCH_UP_LAG = 64
 _HORIZON = 32
 _SCORED = 64
 _MAX_SESSIONS = 4096
@@ -74,6 +80,15 @@ def match_cell(match_length: int) -> int:
     return 5 if match_length >= 16 else _MATCH_CELLS[match_length]
 
 
+def without_prefill(base: StepShape, num_decoding: int) -> StepShape:
+    """The decoding part of a step in which nothing was forced; forced drafts stay in."""
+    forced = max(0, base.num_logits - base.num_sequences)
+    rows = num_decoding + forced
+    return base._replace(
+        num_sequences=num_decoding, num_rows=min(base.num_rows, rows), num_logits=rows
+    )
+
+
 class Why(NamedTuple):
     """Why a session drafted what it did, in numbers; `Controller.reason` puts it in words."""
 
@@ -88,7 +103,7 @@ class SessionControl:
     key: str
     copy_gate: GateState = field(default_factory=GateState)
     model_gate: GateState = field(default_factory=GateState)
-    copy_estimate: SessionEstimate = field(default_factory=SessionEstimate)
+    copy_estimate: CellEstimate = field(default_factory=lambda: CellEstimate(len(_MATCH_PRIORS)))
     model_estimate: SessionEstimate = field(default_factory=SessionEstimate)
     copy_cell: int = 3
     has_model: bool = False
@@ -189,15 +204,17 @@ class Controller:
             for candidate in candidates:
                 candidate.session.why = Why("refresh")
             return choices
-        plain = Depths([0] * len(candidates), float(num_decoding), self.cost.step_seconds(base))
+        decoding = without_prefill(base, num_decoding)
+        worth = plain_tokens(self.cost, base, decoding, num_decoding)
+        plain = Depths([0] * len(candidates), worth, self.cost.step_seconds(base))
         copies = [self._copy_offer(candidate) for candidate in candidates]
         best, offers = plain, copies
         if any(offer.survivals for offer in copies):
-            found = choose_depths(self.cost, base, num_decoding, copies)
+            found = choose_depths(self.cost, base, worth, copies)
             if found.rate >= LEAST_COPY_GAIN * plain.rate:
                 best = found
         if self.cost.has_draft:
-            best, offers = self._with_model(base, num_decoding, candidates, copies, best, plain)
+            best, offers = self._with_model(base, decoding, candidates, copies, best, worth)
         if any(best.counts):
             shape = drafting_shape(base, offers, best.counts)
             worst = self.cost.step_seconds(shape)
@@ -211,6 +228,11 @@ class Controller:
         self._probe(base, num_decoding, candidates, choices, plain)
         return choices
 
+    def offers_copies(self, cell: int) -> bool:
+        """Whether matches of this length are right often enough, over all sessions, to be drafts
+        at all; only such ones count for the gate."""
+        return self._copy_base.rates[cell] >= gates.OFF_BELOW
+
     def _copy_offer(self, candidate: Candidate) -> DraftOffer:
         session = candidate.session
         depth = min(candidate.limit, candidate.copy_tokens, COPY_DEPTH)
@@ -218,11 +240,9 @@ class Controller:
             return _NO_OFFER
         cell = match_cell(candidate.match_length)
         session.copy_cell = cell
-        if session.copy_gate.gate is not Gate.ON or self._copy_base.rates[cell] < gates.OFF_BELOW:
+        if session.copy_gate.gate is not Gate.ON or not self.offers_copies(cell):
             return _NO_OFFER
-        return DraftOffer(
-            survivals(session.copy_estimate, self._copy_base, cell, depth, len(_MATCH_PRIORS) - 1)
-        )
+        return DraftOffer(session.copy_estimate.survivals(self._copy_base, cell, depth))
 
     def _model_offer(self, candidate: Candidate) -> DraftOffer:
         session = candidate.session
@@ -244,18 +264,18 @@ class Controller:
     def _with_model(
         self,
         base: StepShape,
-        num_decoding: int,
+        decoding: StepShape,
         candidates: Sequence[Candidate],
         copies: list[DraftOffer],
         best: Depths,
-        plain: Depths,
+        worth: float,
     ) -> tuple[Depths, list[DraftOffer]]:
         """The better of `best` and drafting with the model where that promises more, with
         hysteresis and dwell: reopening costs the draft model its catching up."""
         if not self.is_load_open and self._num_since_flip < DWELL:
             return best, copies
-        model_seconds = self._steady(base, num_decoding, uses_model=True)
-        copy_seconds = self._steady(base, num_decoding, uses_model=False)
+        model_seconds = self._steady(decoding, uses_model=True)
+        copy_seconds = self._steady(decoding, uses_model=False)
         mixed = []
         is_asked = False
         for candidate, copy in zip(candidates, copies, strict=True):
@@ -272,7 +292,7 @@ class Controller:
                 mixed.append(copy)
         if not is_asked:
             return best, copies
-        found = choose_depths(self.cost, base, num_decoding, mixed)
+        found = choose_depths(self.cost, base, worth, mixed)
         gain = found.rate / best.rate
         if self.is_load_open and gain < CLOSE_BELOW and self._num_since_flip >= DWELL:
             self._flip(is_open=False)
@@ -285,9 +305,9 @@ class Controller:
         self._num_since_flip = 0
         self.num_load_flips += 1
 
-    def _steady(self, base: StepShape, num_decoding: int, *, uses_model: bool) -> list[float]:
+    def _steady(self, decoding: StepShape, *, uses_model: bool) -> list[float]:
         depth = MODEL_DEPTH if uses_model else COPY_DEPTH
-        return steady_seconds(self.cost, base, max(1, num_decoding), depth, uses_model=uses_model)
+        return steady_seconds(self.cost, decoding, depth, uses_model=uses_model)
 
     def _fill(
         self,
@@ -380,7 +400,9 @@ class Controller:
     def _hopeful_gain(self, base: StepShape, num_decoding: int) -> float:
         """What a high acceptance would gain at this load: if not enough, a probe finds nothing."""
         hopes = [_HOPEFUL**depth for depth in range(1, MODEL_DEPTH + 1)]
-        return steady_gain(hopes, self._steady(base, num_decoding, uses_model=True))
+        return steady_gain(
+            hopes, self._steady(without_prefill(base, num_decoding), uses_model=True)
+        )
 
     # After a step
 
@@ -427,10 +449,9 @@ class Controller:
         state = session.copy_gate
         for match_length, is_hit in scored:
             cell = match_cell(match_length)
-            rate = self._copy_base.rates[cell]
-            session.copy_estimate.observe(float(is_hit), rate, 1.0)
+            session.copy_estimate.observe(cell, is_hit)
             self._copy_base.observe(cell, float(is_hit), 1.0)
-            if rate >= gates.OFF_BELOW:
+            if self.offers_copies(cell):
                 if state.gate is Gate.ON:
                     state = gates.after_round(state, int(is_hit), 1)
                 else:
@@ -439,14 +460,10 @@ class Controller:
             acceptance = state.acceptance or 0.0
             if acceptance >= gates.ON_FROM:
                 cell = session.copy_cell
-                foretold = survivals(
-                    session.copy_estimate,
-                    self._copy_base,
-                    cell,
-                    COPY_DEPTH,
-                    len(_MATCH_PRIORS) - 1,
+                foretold = session.copy_estimate.survivals(self._copy_base, cell, COPY_DEPTH)
+                gain = steady_gain(
+                    foretold, self._steady(without_prefill(base, num_decoding), uses_model=False)
                 )
-                gain = steady_gain(foretold, self._steady(base, num_decoding, uses_model=False))
                 if gain >= gates.LEAST_GAIN:
                     # Scoring it is free, so a probe that fails is no reason to wait longer.
                     state = gates.after_probe(state, acceptance, gain)
@@ -474,7 +491,9 @@ class Controller:
             sum(accept_probs), rate * len(accept_probs), float(len(accept_probs))
         )
         foretold = self._model_survivals(session, bucket, MODEL_DEPTH)
-        gain = steady_gain(foretold, self._steady(base, num_decoding, uses_model=True))
+        gain = steady_gain(
+            foretold, self._steady(without_prefill(base, num_decoding), uses_model=True)
+        )
         self._set_model_gate(session, gates.after_probe(session.model_gate, acceptance, gain))
 
     def observe_tokens(self, session: SessionControl, num_emitted: int) -> None:
@@ -501,11 +520,8 @@ class Controller:
             self.cost.observe(shape, measured)
             return measured.total
         self._num_since_plain += 1
-        decoding = base
-        if base.num_rows > num_decoding and not base.draft_rows:
-            decoding = base._replace(num_rows=num_decoding, num_logits=num_decoding)
         plain = self.cost.step_seconds(base)
-        alone = self.cost.step_seconds(decoding)
+        alone = self.cost.step_seconds(without_prefill(base, num_decoding))
         equivalent = plain_equivalent(num_emitted, num_decoding, alone, plain - alone)
         self.ledger = self.ledger.after_speculative(measured.total, equivalent)
         self.cost.observe(shape, measured)

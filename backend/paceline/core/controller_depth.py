@@ -1,5 +1,8 @@
 """How many tokens to draft for whom in one step: the most committed tokens per second.
 
+Prefill rows of the step are work that is done either way. They count as worth the time that they
+take, in tokens of plain decoding; else a draft would look cheap beside them.
+
 Every drafted token is a unit of work with a gain, its survival, and a price, its row in the target
 pass and its share of a draft pass. Units are sorted by gain over price and every prefix of that
 order is priced with the cost model; the best one wins, and the empty one is plain decoding. All
@@ -37,8 +40,8 @@ class DraftOffer(NamedTuple):
 
 
 class Depths(NamedTuple):
-    """counts: for each offer. tokens: expected to be committed. seconds: predicted, with catching
-    up spread over its horizon."""
+    """counts: for each offer. tokens: what the step is worth, expected commits and prefill.
+    seconds: predicted, with catching up spread over its horizon."""
 
     counts: list[int]
     tokens: float
@@ -49,17 +52,26 @@ class Depths(NamedTuple):
         return self.tokens / self.seconds
 
 
+def plain_tokens(cost: CostModel, base: StepShape, decoding: StepShape, num_decoding: int) -> float:
+    """What a step without drafts is worth, in tokens of plain decoding.
+
+    base: the step. decoding: the step without its prefill rows. num_decoding: sequences that
+    decode in it.
+    """
+    return num_decoding * cost.step_seconds(base) / cost.step_seconds(decoding)
+
+
 def choose_depths(
-    cost: CostModel, base: StepShape, num_decoding: int, offers: Sequence[DraftOffer]
+    cost: CostModel, base: StepShape, tokens: float, offers: Sequence[DraftOffer]
 ) -> Depths:
     """The best counts for the offers.
 
-    base: the step without any of them. num_decoding: tokens that it commits at least.
+    base: the step without any of them. tokens: what that is worth, from `plain_tokens`.
     """
     base_seconds = cost.step_seconds(base)
     num_units = sum(len(offer.survivals) for offer in offers)
     if not num_units:
-        return Depths([0] * len(offers), float(num_decoding), base_seconds)
+        return Depths([0] * len(offers), tokens, base_seconds)
     target = cost.target_range(base.num_rows, base.num_rows + num_units, base.context)
     sample = cost.sample_curve(base.is_drawn).dense(base.num_logits + num_units)
     sample_factor = cost.sample_factor
@@ -71,7 +83,6 @@ def choose_depths(
     fixed = base_seconds - target[0] - sample[first_logits] * sample_factor
     at_depth = list(base.draft_rows) + [0] * 32
     draft_seconds = 0.0
-    tokens = float(num_decoding)
     best_rate, best_size, best_tokens, best_seconds = tokens / base_seconds, 0, tokens, base_seconds
     for size, (_, depth, index, survival, uses_model) in enumerate(units, start=1):
         tokens += survival
@@ -92,9 +103,10 @@ def choose_depths(
 
 
 def steady_seconds(
-    cost: CostModel, base: StepShape, num_decoding: int, depth: int, *, uses_model: bool
+    cost: CostModel, base: StepShape, depth: int, *, uses_model: bool
 ) -> list[float]:
-    """Seconds of the step if every decoding sequence drafted 0, 1, .. depth tokens."""
+    """Seconds of a decoding step if every sequence of it drafted 0, 1, .. depth tokens."""
+    num_decoding = base.num_sequences
     base_seconds = cost.step_seconds(base)
     sample = cost.sample_curve(base.is_drawn)
     first_target = cost.target_seconds(base.num_rows, base.context)

@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 FAST = 32
 SLOW = 256
 PRIOR = 8.0
+OPTIMISM = 0.3
 
 _BASELINE_MEMORY = 4096.0
 _SURPRISE = 1.5
 _MOST = 0.995
+_CELL_MEMORY = 64.0
+_CELL_PRIOR = 4.0
 
 
 class Baseline:
@@ -71,7 +74,11 @@ class _Memory:
 
 
 class SessionEstimate:
-    """One session's deviation from a baseline."""
+    """One session's deviation from a baseline: `worse` scales successes, `better` failures.
+
+    A session of which little is known is taken for better than the mean, since nobody finds out
+    about a session that never drafts. The optimism fades as it is examined.
+    """
 
     __slots__ = ("_fast", "_slow", "better", "worse")
 
@@ -79,7 +86,7 @@ class SessionEstimate:
         self._fast = _Memory(FAST)
         self._slow = _Memory(SLOW)
         self.worse = 1.0
-        self.better = 1.0
+        self.better = 1.0 - OPTIMISM
 
     @property
     def num_examined(self) -> float:
@@ -113,14 +120,49 @@ class SessionEstimate:
         failures are. So every rate stays between 0 and 1, and no deviation changes nothing."""
         mean = memory.expected / memory.examined
         prior = PRIOR * mean
+        hope = 1.0 - OPTIMISM * PRIOR / (PRIOR + self._slow.examined)
         if memory.accepted <= memory.expected:
             self.worse = (memory.accepted + prior) / (memory.expected + prior)
-            self.better = 1.0
+            self.better = hope
         else:
             prior = PRIOR * (1.0 - mean) + 1e-9
             missed = memory.examined - memory.accepted
             self.worse = 1.0
-            self.better = (missed + prior) / (memory.examined - memory.expected + prior)
+            failures = (missed + prior) / (memory.examined - memory.expected + prior)
+            self.better = hope * failures
+
+
+class CellEstimate:
+    """One session's acceptance cell by cell, each pulled towards the baseline.
+
+    For n-grams, which are scored for nothing on every emitted token: what a short match is worth
+    differs more between sessions than what a long one is, so one factor would not do.
+    """
+
+    __slots__ = ("_accepted", "_examined")
+
+    def __init__(self, num_cells: int) -> None:
+        self._accepted = [0.0] * num_cells
+        self._examined = [0.0] * num_cells
+
+    def observe(self, cell: int, is_accepted: bool) -> None:
+        keep = 1.0 - 1.0 / _CELL_MEMORY
+        self._accepted[cell] = self._accepted[cell] * keep + is_accepted
+        self._examined[cell] = self._examined[cell] * keep + 1.0
+
+    def survivals(self, baseline: Baseline, cell: int, depth: int) -> list[float]:
+        """As `survivals`, with a match that grows into the next cells."""
+        result = []
+        survival = 1.0
+        last = len(self._accepted) - 1
+        for _ in range(depth):
+            prior = _CELL_PRIOR * baseline.rates[cell]
+            rate = (self._accepted[cell] + prior) / (self._examined[cell] + _CELL_PRIOR)
+            survival *= _MOST if rate > _MOST else rate
+            result.append(survival)
+            if cell < last:
+                cell += 1
+        return result
 
 
 def survivals(

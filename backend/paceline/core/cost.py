@@ -75,7 +75,8 @@ class Curve:
             return NotImplemented
         return self.counts == other.counts and self.seconds == other.seconds
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash((self.counts, self.seconds))
 
     def __repr__(self) -> str:
         points = ", ".join(

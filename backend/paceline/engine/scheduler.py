@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from paceline.engine.plan import PlanEntry, StepPlan
@@ -112,8 +113,11 @@ class Scheduler:
 
     def _plan_decoding(self, preempted: list[Sequence]) -> list[PlanEntry]:
         decoding = [s for s in self.running if s.is_decoding]
+        places = self._limits.max_sequences - len(self.running)
         num_prefill_rows = min(
-            sum(s.num_uncomputed for s in self.running if not s.is_decoding), self._token_budget
+            sum(s.num_uncomputed for s in self.running if not s.is_decoding)
+            + sum(s.num_tokens for s in islice(self.waiting, places)),
+            self._token_budget - len(decoding),
         )
         choices = self._policy.choose(decoding, num_prefill_rows)
         counts = [
