@@ -9,6 +9,7 @@ from paceline.cache.prefix import PrefixCache
 from paceline.core.errors import ConfigError
 from paceline.core.request import DrafterKind
 from paceline.engine.drafters.auto import AutoDrafter
+from paceline.engine.drafters.head import HeadDrafter
 from paceline.engine.drafters.model import ModelDrafter
 from paceline.engine.drafters.ngram import NgramDrafter
 from paceline.engine.drafters.null import NullDrafter
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.engine.policy import SpeculationPolicy
     from paceline.engine.runner import Runner
     from paceline.engine.sequence import TextStream
+    from paceline.model.draft_runner import DraftModuleRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,20 @@ class ModelPart:
     scrub: Callable[[Many[int]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class HeadPart:
+    """A draft module that borrows from the target, as the engine sees it. max_model_len: the
+    target's. The target's runner must tap the features that it names."""
+
+    runner: DraftModuleRunner
+    max_model_len: int
+    scrub: Callable[[Many[int]], None]
+
+
 def assemble(
     *,
     target: ModelPart,
-    draft: ModelPart | None,
+    draft: ModelPart | HeadPart | None,
     drafter: DrafterKind,
     limits: EngineLimits,
     text_stream: Callable[[tuple[int, ...]], TextStream],
@@ -70,10 +82,20 @@ def assemble(
     )
 
 
-def make_drafter(kind: DrafterKind, draft: ModelPart | None, limits: EngineLimits) -> Drafter:
+def make_drafter(
+    kind: DrafterKind, draft: ModelPart | HeadPart | None, limits: EngineLimits
+) -> Drafter:
     """The drafter for the server's choice; a request may narrow it further."""
     model: Drafter | None = None
-    if draft is not None:
+    if isinstance(draft, HeadPart):
+        model = HeadDrafter(
+            draft.runner,
+            block_size=limits.block_size,
+            vocabulary_size=limits.vocabulary_size,
+            max_model_len=draft.max_model_len,
+            scrub=draft.scrub,
+        )
+    elif draft is not None:
         model = ModelDrafter(
             draft.runner,
             block_size=limits.block_size,

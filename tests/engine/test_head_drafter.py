@@ -1,0 +1,275 @@
+"""The head drafter in the engine against a head driven by hand over the target's true features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from paceline.cache.kv_tensors import KVShape, KVTensors
+from paceline.core.limits import EngineLimits
+from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
+from paceline.engine.assembly import HeadPart, ModelPart, assemble
+from paceline.engine.drafters.head import HeadDrafter
+from paceline.model.attention import ATTENTION_NAME
+from paceline.model.draft_folder import DraftDescription, DraftTarget, LoadedDraft
+from paceline.model.draft_head import DraftModule, DraftModuleConfig
+from paceline.model.draft_runner import DraftModuleRunner
+from paceline.model.runner import ModelRunner
+from paceline.training.initialise import copy_from_target
+from tests.tiny_models import VOCABULARY_SIZE, IdText, Outputs, run_to_end, tiny_llama
+from tests.training.modules import Driver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from paceline.engine.drafters.interface import Proposal
+    from paceline.engine.engine import Engine
+
+OUTPUT_IDS = torch.arange(0, VOCABULARY_SIZE, 2)
+BLOCK_SIZE = 4
+
+
+def tiny_draft(
+    target: PreTrainedModel, folder: Path, features: tuple[int, ...] = (0, 1, -1), layers: int = 1
+) -> LoadedDraft:
+    """A head or decoder with random inputs and the target's last layer: good enough to differ from
+    chance, bad enough to be rejected."""
+    torch.manual_seed(5)
+    config = DraftModuleConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_output_ids=len(OUTPUT_IDS),
+        feature_layers=features,
+        num_layers=layers,
+        rms_norm_eps=1e-6,
+    )
+    module = DraftModule(config, target.get_input_embeddings().weight)
+    copy_from_target(module, target, OUTPUT_IDS, (-1,) * layers)
+    module.requires_grad_(False)
+    description = DraftDescription(folder, config, DraftTarget.of(target, "tiny"))
+    return LoadedDraft(module, OUTPUT_IDS, description)
+
+
+@dataclass
+class Drafted:
+    """A draft as it was proposed: the tokens known then, and the ids."""
+
+    request_id: str
+    known: tuple[int, ...]
+    ids: tuple[int, ...]
+
+
+class Spy(HeadDrafter):
+    """Writes down what is proposed."""
+
+    drafted: list[Drafted]
+
+    def propose(self, entries):  # type: ignore[no-untyped-def]
+        known = [(e.sequence.request_id, tuple(e.sequence.token_ids)) for e in entries]
+        proposal: Proposal = super().propose(entries)
+        for (request_id, tokens), ids in zip(known, proposal.draft_ids, strict=True):
+            if ids:
+                self.drafted.append(Drafted(request_id, tokens, ids))
+        return proposal
+
+
+def head_engine(
+    target: PreTrainedModel,
+    draft: LoadedDraft,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    num_blocks: int = 256,
+    prefix_caching: bool = False,
+    kind: DrafterKind = DrafterKind.MODEL,
+) -> tuple[Engine, list[Drafted]]:
+    drafted: list[Drafted] = []
+    monkeypatch.setattr(Spy, "drafted", drafted, raising=False)
+    monkeypatch.setattr("paceline.engine.assembly.HeadDrafter", Spy)
+    config, shape = target.config, draft.module.config
+
+    def tensors(layers: int) -> KVTensors:
+        layout = KVShape(((2, 8),) * layers, torch.float32)
+        return KVTensors(layout, num_blocks, BLOCK_SIZE, torch.device("cpu"))
+
+    target_kv, draft_kv = tensors(config.num_hidden_layers), tensors(shape.num_layers)
+    target.set_attn_implementation(ATTENTION_NAME)
+    runner = ModelRunner(target, target_kv.layers, feature_layers=shape.feature_layers)
+    engine = assemble(
+        target=ModelPart(runner, config.max_position_embeddings, target_kv.scrub),
+        draft=HeadPart(
+            DraftModuleRunner(draft, draft_kv.layers),
+            config.max_position_embeddings,
+            draft_kv.scrub,
+        ),
+        drafter=kind,
+        limits=EngineLimits(
+            max_model_len=config.max_position_embeddings,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_sequences=8,
+            max_waiting=100,
+            vocabulary_size=VOCABULARY_SIZE,
+        ),
+        text_stream=lambda prompt_ids: IdText(),
+        token_budget=64,
+        num_speculative_tokens=4,
+        prefix_caching=prefix_caching,
+    )
+    return engine, drafted
+
+
+def request(name: str, prompt: tuple[int, ...], new: int = 24, temperature: float = 0.0) -> Request:
+    return Request(
+        name,
+        prompt,
+        new,
+        SamplingParams(temperature=temperature),
+        speculation=Speculation.ON,
+        num_speculative_tokens=4,
+    )
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, VOCABULARY_SIZE, (length,), generator=generator).tolist())
+
+
+def by_hand(
+    target: PreTrainedModel,
+    draft: LoadedDraft,
+    known: tuple[int, ...],
+    count: int,
+    missing: tuple[int, ...] = (),
+) -> list[int]:
+    """A greedy draft behind the known tokens, from features computed anew; those of the
+    missing positions are gone."""
+    ids = torch.tensor(known)
+    with torch.no_grad():
+        target.set_attn_implementation("eager")
+        output = target(ids[None], output_hidden_states=True)
+        target.set_attn_implementation(ATTENTION_NAME)
+        layers = draft.module.config.feature_layers
+        states = [output.hidden_states[-1 if i < 0 else i + 1][0] for i in layers]
+        features = torch.stack(states, 1) if states else torch.zeros(len(ids), 0, 32)
+        features[list(missing)] = 0.0
+        driver = Driver(draft.module)
+        hidden = driver.extend(ids, features[:-1])
+        drafted: list[int] = []
+        while True:
+            column = int(draft.module.logits(hidden[None])[0].argmax())
+            drafted.append(int(draft.output_ids[column]))
+            if len(drafted) == count:
+                return drafted
+            position = len(known) + len(drafted) - 1
+            hidden = driver.draft(hidden, torch.tensor(drafted[-1]), position)
+
+
+@pytest.mark.parametrize(
+    ("features", "layers"), [((0, 1, -1), 1), ((0, 1, -1), 2), ((1,), 1), ((), 2)]
+)
+def test_greedy_drafts_are_what_the_module_says(
+    features: tuple[int, ...], layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_llama(7, layers=3)
+    draft = tiny_draft(target, tmp_path, features, layers)
+    engine, drafted = head_engine(target, draft, monkeypatch)
+    for index, length in enumerate((1, 5, 23, 90)):
+        engine.submit(request(f"r{index}", prompt(index, length)))
+    outputs = run_to_end(engine)
+    assert set(outputs.finished) == {"r0", "r1", "r2", "r3"}
+    assert len(drafted) > 20
+    for made in drafted:
+        assert list(made.ids) == by_hand(target, draft, made.known, len(made.ids))
+    sources = {source for tokens in outputs.sources.values() for source in tokens}
+    assert "accepted" in sources, "some drafts were right"
+    assert "residual" in sources or "plain" in sources, "some were not"
+
+
+def test_output_is_the_targets_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_llama(8, layers=3)
+    draft = tiny_draft(target, tmp_path)
+    prompts = {f"r{i}": prompt(i + 50, 3 + 9 * i) for i in range(5)}
+
+    def run(speculation: Speculation) -> Outputs:
+        engine, _ = head_engine(target, draft, monkeypatch)
+        for name, ids in prompts.items():
+            engine.submit(replace(request(name, ids), speculation=speculation))
+        return run_to_end(engine)
+
+    assert run(Speculation.ON).tokens == run(Speculation.OFF).tokens
+
+
+@pytest.mark.parametrize("num_blocks", [14, 20])
+def test_short_of_blocks_it_still_ends_and_drafts_stay_right(
+    num_blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_llama(9, layers=3)
+    draft = tiny_draft(target, tmp_path)
+    engine, drafted = head_engine(target, draft, monkeypatch, num_blocks=num_blocks)
+    for index in range(4):
+        engine.submit(request(f"r{index}", prompt(index + 9, 11)))
+    outputs = run_to_end(engine)
+    assert all(len(tokens) == 24 for tokens in outputs.tokens.values())
+    for made in drafted:
+        assert list(made.ids) == by_hand(target, draft, made.known, len(made.ids))
+
+
+def test_a_prefix_from_the_cache_brings_its_draft_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_llama(10, layers=3)
+    draft = tiny_draft(target, tmp_path)
+    engine, drafted = head_engine(target, draft, monkeypatch, prefix_caching=True)
+    shared = prompt(3, 22)
+    engine.submit(request("first", shared))
+    run_to_end(engine)
+    first = len(drafted)
+    engine.submit(request("second", (*shared, 7, 9)))
+    outputs = run_to_end(engine)
+    assert outputs.finished["second"].usage.num_cached == 20
+    assert len(drafted) > first
+    for made in drafted[first:]:
+        # Of the cached positions the draft's rows are there, but no features: the first row behind
+        # them lacks its own.
+        assert list(made.ids) == by_hand(target, draft, made.known, len(made.ids), missing=(19,))
+
+
+def test_a_prefix_without_draft_rows_costs_acceptance_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_llama(11, layers=3)
+    draft = tiny_draft(target, tmp_path)
+    engine, drafted = head_engine(target, draft, monkeypatch, prefix_caching=True)
+    shared = prompt(4, 22)
+    engine.submit(replace(request("first", shared), speculation=Speculation.OFF))
+    run_to_end(engine)
+    engine.submit(request("second", (*shared, 7, 9)))
+    with_cache = run_to_end(engine).tokens["second"]
+    assert drafted
+    alone, _ = head_engine(target, draft, monkeypatch)
+    alone.submit(request("second", (*shared, 7, 9)))
+    assert with_cache == run_to_end(alone).tokens["second"]
+
+
+def test_sampled_drafts_stay_within_the_drafts_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_llama(12, layers=3)
+    draft = tiny_draft(target, tmp_path)
+    engine, drafted = head_engine(target, draft, monkeypatch)
+    for index in range(4):
+        engine.submit(request(f"r{index}", prompt(index, 6), temperature=1.0))
+    outputs = run_to_end(engine)
+    allowed = set(OUTPUT_IDS.tolist())
+    assert drafted
+    assert all(set(made.ids) <= allowed for made in drafted)
+    emitted = {token for tokens in outputs.tokens.values() for token in tokens}
+    assert emitted - allowed, "the target's other ids are reached all the same"
