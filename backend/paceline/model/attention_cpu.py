@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from paceline.model.attention import write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -57,7 +57,7 @@ class _Group:
 class PagedAttention:
     """The `AttentionContext` of one forward pass on a CPU."""
 
-    def __init__(self, batch: PackedBatch, layers: Sequence[Tensor]) -> None:
+    def __init__(self, batch: PackedBatch, layers: Sequence[Tensor] | Mapping[int, Tensor]) -> None:
         """layers: one [2, blocks, block_size, Hkv, D] per model layer."""
         self._layers = layers
         self._block_size = batch.block_size

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.model.attention import AttentionContext
     from paceline.model.attention_cuda import VarlenKernel
     from paceline.model.batch import PackedBatch
+    from paceline.model.fast.lean import LeanDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class ModelRunner:
     """Runs a transformers model, loaded with `ATTENTION_NAME`, over paged K/V.
 
     kv_layers: one [2, num_blocks, block_size, Hkv, D] per layer, on the model's device and in its
-    dtype. feature_layers: see `FeatureTap`. kernel: for tests; by default torch's on CUDA.
+    dtype. feature_layers: see `FeatureTap`. decoder: what `speed_up` made of the model, runs in its
+    place. kernel: for tests; by default torch's on CUDA.
     """
 
     def __init__(
@@ -45,17 +47,29 @@ class ModelRunner:
         kv_layers: Sequence[Tensor],
         *,
         feature_layers: Sequence[int] = (),
+        decoder: LeanDecoder | None = None,
         kernel: VarlenKernel | None = None,
     ) -> None:
         self._model = model
         self._layers = tuple(kv_layers)
-        self._tap = FeatureTap(model, feature_layers)
+        self._decoder = decoder
+        self._feature_layers = tuple(feature_layers)
+        self._tap = FeatureTap(model, () if decoder is not None else feature_layers)
         self.device = kv_layers[0].device
         self._kernel = varlen_kernel() if kernel is None and self.device.type == "cuda" else kernel
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> ForwardOutput:
         """Compute the batch; its keys and values are in memory afterwards."""
+        if self._decoder is not None:
+            logits, features = self._decoder.forward(
+                to_device(batch.token_ids, self.device),
+                to_device(batch.positions, self.device),
+                to_device(batch.logit_rows, self.device),
+                self._context(batch),
+                self._feature_layers,
+            )
+            return ForwardOutput(logits, features)
         self._tap.begin()
         output = self._model(
             input_ids=to_device(batch.token_ids, self.device)[None],
