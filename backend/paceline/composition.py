@@ -7,6 +7,7 @@ and configurations, then what the models can do, then whether memory suffices.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from paceline.core.limits import EngineLimits
 from paceline.engine.assembly import ModelPart, assemble
 from paceline.engine.thread import EngineThread
 from paceline.model.default_weights import ensure_default_target
+from paceline.model.generation_defaults import default_sampling
 from paceline.model.loading import load_model, torch_dtype
 from paceline.model.memory_plan import Footprint, MemoryPlan, plan_memory, render_plan
 from paceline.model.runner import ModelRunner
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from paceline.core.events import StepResult
+    from paceline.core.request import SamplingParams
     from paceline.engine.engine import Engine
 
 
@@ -70,7 +73,15 @@ def run_server(config: ServeConfig) -> None:
     except BaseException:
         listener.close()
         raise
-    anyio.run(_serve, listener, engine, models.codec, config, console)
+    anyio.run(
+        _serve,
+        listener,
+        engine,
+        models.codec,
+        config,
+        default_sampling(models.target.source.folder),
+        console,
+    )
 
 
 async def _serve(
@@ -78,6 +89,7 @@ async def _serve(
     engine: Engine,
     codec: TextCodec,
     config: ServeConfig,
+    sampling: SamplingParams,
     console: Console,
 ) -> None:
     def start_thread(deliver: Callable[[StepResult], None]) -> EngineThread:
@@ -85,7 +97,8 @@ async def _serve(
 
     tasks: TaskGroup
     async with anyio.create_task_group() as tasks:
-        await tasks.start(serve, listener, start_thread, codec, config)
+        start = partial(serve, listener, start_thread, codec, config, default_sampling=sampling)
+        await tasks.start(start)
         console.print(f"Paceline serves {codec.name} at {address_of(listener)}", soft_wrap=True)
 
 

@@ -28,7 +28,7 @@ WHEEL_VERSION = "0.1.2"
 NAME = "SmolLM2-135M-Instruct"
 
 _MARKER = "paceline-cache.json"
-_FORMAT = 1
+_FORMAT = 2
 _log = logging.getLogger(__name__)
 
 
@@ -124,6 +124,16 @@ def _convert(gguf: Path, folder: Path) -> None:
         str(gguf), dtype=Dtype.BFLOAT16, device=Device.CPU, attn_implementation="eager"
     )
     model.save_pretrained(folder, safe_serialization=True)
+    # The end token, and the sampling that the model's makers show in its card.
+    generation = {
+        "bos_token_id": model.config.bos_token_id,
+        "eos_token_id": model.config.eos_token_id,
+        "pad_token_id": model.config.pad_token_id,
+        "do_sample": True,
+        "temperature": 0.2,
+        "top_p": 0.9,
+    }
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
     foreign.tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

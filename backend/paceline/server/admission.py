@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from paceline.core.errors import PacelineError
+from paceline.core.request import SamplingParams
 from paceline.server.prompts import messages_of
 from paceline.server.refusals import refuse_unserved
 from paceline.server.response_stream import ResponseStream
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.core.limits import EngineLimits
-    from paceline.core.request import SamplingParams
     from paceline.model.chat import ChatMessage, EncodedChat
 
 
@@ -32,6 +32,7 @@ class SessionSettings:
     model: the id that `model` in a request must equal, when it is there. max_lanes: lanes with
     something in them. max_open: requests that wait or run. max_stored_tokens: bound of the turns
     kept for `previous_response_id`. allow_forced: whether `speculation: "on"` is let through.
+    default_sampling: for what a request leaves open; the model's own recommendation.
     """
 
     model: str
@@ -41,6 +42,7 @@ class SessionSettings:
     max_open: int = 64
     max_stored_tokens: int = 262_144
     allow_forced: bool = True
+    default_sampling: SamplingParams = SamplingParams()
 
 
 class RequestState(Enum):
@@ -101,7 +103,7 @@ def admit(
         messages = ()
     _check_speculation(message, settings)
     try:
-        sampling = sampling_of(message)
+        sampling = sampling_of(message, settings.default_sampling)
     except PacelineError as error:
         raise protocol_error(error, message) from None
     response_id = new_id("resp")

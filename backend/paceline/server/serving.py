@@ -22,6 +22,7 @@ import structlog
 import uvicorn
 
 from paceline.core.errors import ConfigError
+from paceline.core.request import SamplingParams
 from paceline.server.admission import SessionSettings
 from paceline.server.app import build_app
 from paceline.server.bridge import Bridge
@@ -48,6 +49,7 @@ CANCEL_TIMEOUT_S = 5.0
 BACKLOG = 2048
 REQUESTS_PER_LANE = 4
 ENGINE_STOP_TIMEOUT_S = 10.0
+OPENAI_SAMPLING = SamplingParams()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -102,6 +104,7 @@ async def serve(
     codec: TargetCodec,
     config: ServeConfig,
     *,
+    default_sampling: SamplingParams = OPENAI_SAMPLING,
     handle_signals: bool = True,
     task_status: TaskStatus[Shutdown] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -109,6 +112,7 @@ async def serve(
 
     listener: from `bind`, closed at the end. build_engine: gets the function that takes each step's
     result and gives back the engine's thread, not started. codec: the target's `TextCodec`.
+    default_sampling: for what requests leave open.
     handle_signals: False where somebody else owns them. task_status: is told, once the port
     answers, the handle that ends the server.
 
@@ -119,7 +123,10 @@ async def serve(
     engine = build_engine(bridge.deliver)
     bridge.open(engine)
     gateway = Gateway(
-        GatewaySettings.of(config), session_settings(codec, engine.limits, config), codec, bridge
+        GatewaySettings.of(config),
+        session_settings(codec, engine.limits, config, default_sampling),
+        codec,
+        bridge,
     )
     server = _Server(build_app(gateway), config.max_message_bytes)
     shutdown = Shutdown(gateway, server, config.grace_period_s)
@@ -140,7 +147,10 @@ async def serve(
 
 
 def session_settings(
-    codec: TargetCodec, limits: EngineLimits, config: ServeConfig
+    codec: TargetCodec,
+    limits: EngineLimits,
+    config: ServeConfig,
+    default_sampling: SamplingParams = OPENAI_SAMPLING,
 ) -> SessionSettings:
     """What sessions need to know of the model, the engine and the settings."""
     return SessionSettings(
@@ -150,6 +160,7 @@ def session_settings(
         max_lanes=config.max_lanes,
         max_open=REQUESTS_PER_LANE * config.max_lanes,
         max_stored_tokens=config.max_stored_tokens,
+        default_sampling=default_sampling,
     )
 
 

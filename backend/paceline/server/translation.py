@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from paceline.core.errors import (
@@ -72,8 +73,10 @@ def failure_of(event: FinishEvent) -> ResponseError:
     return failure(code, event.error or "the engine could not go on with this response")
 
 
-def sampling_of(message: ResponseCreate | CompletionCreate) -> SamplingParams:
-    """Defaults are those of the OpenAI API: temperature 1, top_p 1. Raises RequestError."""
+def sampling_of(
+    message: ResponseCreate | CompletionCreate, defaults: SamplingParams
+) -> SamplingParams:
+    """What the request says, and the defaults where it says nothing. Raises RequestError."""
     options = message.paceline or PacelineOptions()
     given = {
         "temperature": message.temperature,
@@ -90,7 +93,8 @@ def sampling_of(message: ResponseCreate | CompletionCreate) -> SamplingParams:
             None if options.banned_token_ids is None else tuple(options.banned_token_ids)
         ),
     }
-    return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    said = {name: value for name, value in given.items() if value is not None}
+    return replace(defaults, **said)  # type: ignore[arg-type]
 
 
 def request_of(
