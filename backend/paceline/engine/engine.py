@@ -30,7 +30,7 @@ from paceline.core.events import (
     TokenEvent,
     TokenSource,
 )
-from paceline.engine.commit import DecidedToken, commit, flush_text, summary, usage
+from paceline.engine.commit import Committed, DecidedToken, commit, flush_text, summary, usage
 from paceline.engine.decisions import Decision
 from paceline.engine.drafters.interface import Proposal
 from paceline.engine.plan import Outcome, StepPlan
@@ -194,7 +194,7 @@ class Engine:
         decided = dict(zip(in_flight.scores.sampled, decisions, strict=True))
         events: list[EngineEvent] = []
         outcomes: list[Outcome] = []
-        finished: list[tuple[Sequence, FinishEvent]] = []
+        finished: list[tuple[Sequence, Committed]] = []
         for index, entry in enumerate(entries):
             sequence = entry.sequence
             num_before = sequence.num_tokens
@@ -202,12 +202,13 @@ class Engine:
             decision = decided.get(index, _NOTHING)
             num_committed = 0
             sequence.num_computed += entry.num_target_tokens
-            finish: FinishEvent | None = None
             if index in decided:
                 if decision.is_usable:
-                    token_event, finish = self._commit(sequence, drafted, decision, read_at)
-                    num_committed = len(token_event.tokens)
-                    events.append(token_event)
+                    committed = self._commit(sequence, drafted, decision, read_at)
+                    num_committed = len(committed.tokens)
+                    events.append(TokenEvent(sequence.request_id, committed.tokens))
+                    if committed.finish is not None:
+                        finished.append((sequence, committed))
                     if drafted:
                         sequence.drafter_name = in_flight.proposal.drafter_names[index]
                         sequence.counters.count_round(
@@ -219,7 +220,7 @@ class Engine:
                 else:
                     self._finish_broken(sequence, events)
             elif entry.completes:
-                finish = self._finish_event(sequence, FinishReason.LENGTH, read_at)
+                finished.append((sequence, Committed((), FinishReason.LENGTH)))
             if sequence.status is SequenceStatus.RUNNING:
                 outcomes.append(
                     Outcome(
@@ -240,14 +241,22 @@ class Engine:
                     )
                 )
                 self._scheduler.register_full_blocks(sequence)
-            if finish is not None:
-                finished.append((sequence, finish))
         self._observe(in_flight, outcomes)
-        for sequence, finish_event in finished:
-            self._close(sequence)
-            events.append(finish_event)
         times = self._share_times(in_flight, begun_at, read_at)
         self._policy.observe(outcomes, times)
+        # Last, so that the summaries hold this step too.
+        for sequence, committed in finished:
+            reason = committed.finish or FinishReason.LENGTH
+            events.append(
+                self._finish_event(
+                    sequence,
+                    reason,
+                    read_at,
+                    tail=committed.tail,
+                    stop_match=committed.stop_match,
+                )
+            )
+            self._close(sequence)
         return events, times
 
     def abort(self, reason: str) -> StepResult:
@@ -315,7 +324,7 @@ class Engine:
 
     def _commit(
         self, sequence: Sequence, drafted: tuple[int, ...], decision: Decision, now: float
-    ) -> tuple[TokenEvent, FinishEvent | None]:
+    ) -> Committed:
         accepted = drafted[: decision.num_accepted]
         sources = [TokenSource.ACCEPTED] * len(accepted) + [_SOURCES[NextSource(decision.source)]]
         logprobs = decision.logprobs or (None,) * len(sources)
@@ -330,13 +339,7 @@ class Engine:
         sequence.counters.num_steps += 1
         if sequence.first_token_at is None:
             sequence.first_token_at = now
-        event = TokenEvent(sequence.request_id, committed.tokens)
-        if committed.finish is None:
-            return event, None
-        finish = self._finish_event(
-            sequence, committed.finish, now, tail=committed.tail, stop_match=committed.stop_match
-        )
-        return event, finish
+        return committed
 
     def _observe(self, in_flight: InFlight, outcomes: list[Outcome]) -> None:
         self._drafter.observe(outcomes, in_flight.scores.features)
