@@ -50,9 +50,12 @@ COPY_DEPTH = 16
 OPEN_FROM = 1.03
 CLOSE_BELOW = 1.01
 DWELL = 8
+_GAIN_WEIGHT = 0.15
 LEAST_COPY_GAIN = 1.01
 PLAIN_EVERY = 256
 _CATCH_UP_LAG = 64
+_CATCH_UP_SHARE = 0.25
+_IN_STEP = 4
 _HORIZON = 32
 _SCORED = 64
 _MAX_SESSIONS = 4096
@@ -167,6 +170,7 @@ class Controller:
         self.num_gate_flips = 0
         self.num_load_flips = 0
         self.is_load_open = True
+        self._load_gain = 1.1
         self._num_since_flip = DWELL
         self._num_since_plain = 0
         self._sessions: OrderedDict[str, SessionControl] = OrderedDict()
@@ -222,9 +226,10 @@ class Controller:
                 best = plain
                 self._say(candidates, Why("ledger", (self.ledger.level, self.ledger.capacity)))
             else:
-                self._fill(choices, candidates, offers, best.counts)
+                self._fill(choices, candidates, offers, best.counts, base)
         else:
-            self._say_plain(base, num_decoding, candidates, offers)
+            for candidate, offer in zip(candidates, offers, strict=True):
+                candidate.session.why = self._why_plain(candidate, offer, base)
         self._probe(base, num_decoding, candidates, choices, plain)
         return choices
 
@@ -235,6 +240,7 @@ class Controller:
 
     def _copy_offer(self, candidate: Candidate) -> DraftOffer:
         session = candidate.session
+        session.has_model = candidate.model_tokens > 0
         depth = min(candidate.limit, candidate.copy_tokens, COPY_DEPTH)
         if depth <= 0:
             return _NO_OFFER
@@ -279,7 +285,6 @@ class Controller:
         mixed = []
         is_asked = False
         for candidate, copy in zip(candidates, copies, strict=True):
-            candidate.session.has_model = candidate.model_tokens > 0
             offer = self._model_offer(candidate)
             if offer.survivals and (
                 not copy.survivals
@@ -293,17 +298,48 @@ class Controller:
         if not is_asked:
             return best, copies
         found = choose_depths(self.cost, base, worth, mixed)
-        gain = found.rate / best.rate
-        if self.is_load_open and gain < CLOSE_BELOW and self._num_since_flip >= DWELL:
-            self._flip(is_open=False)
-        elif not self.is_load_open and gain >= OPEN_FROM:
-            self._flip(is_open=True)
-        return (found, mixed) if self.is_load_open and gain > 1.0 else (best, copies)
+        self._load_gain += _GAIN_WEIGHT * (found.rate / best.rate - self._load_gain)
+        if self._num_since_flip >= DWELL:
+            if self.is_load_open and self._load_gain < CLOSE_BELOW:
+                self._flip(is_open=False)
+            elif not self.is_load_open and self._load_gain >= OPEN_FROM:
+                self._flip(is_open=True)
+        if not self.is_load_open:
+            return best, copies
+        staggered = self._staggered(mixed, copies, found.counts, base, model_seconds[0])
+        if staggered is not mixed:
+            found, mixed = choose_depths(self.cost, base, worth, staggered), staggered
+        return (found, mixed) if found.rate > best.rate else (best, copies)
 
     def _flip(self, *, is_open: bool) -> None:
         self.is_load_open = is_open
         self._num_since_flip = 0
         self.num_load_flips += 1
+
+    def _staggered(
+        self,
+        mixed: list[DraftOffer],
+        copies: list[DraftOffer],
+        counts: Sequence[int],
+        base: StepShape,
+        plain_seconds: float,
+    ) -> list[DraftOffer]:
+        """Many prompts at once would be a long step for everybody: of those that would draft, the
+        most promising draft models catch up first. The very list if all may."""
+        lagging = [
+            index for index, offer in enumerate(mixed) if offer.lag > _IN_STEP and counts[index]
+        ]
+        row = self.cost.draft_row_seconds(base.is_drawn)
+        room = _CATCH_UP_SHARE * plain_seconds
+        if row * sum(mixed[index].lag for index in lagging) <= room:
+            return mixed
+        lagging.sort(key=lambda index: -mixed[index].survivals[0])
+        staggered = list(mixed)
+        for index in lagging:
+            if room <= 0.0:
+                staggered[index] = copies[index]
+            room -= mixed[index].lag * row
+        return staggered
 
     def _steady(self, decoding: StepShape, *, uses_model: bool) -> list[float]:
         depth = MODEL_DEPTH if uses_model else COPY_DEPTH
@@ -315,13 +351,14 @@ class Controller:
         candidates: Sequence[Candidate],
         offers: Sequence[DraftOffer],
         counts: Sequence[int],
+        base: StepShape,
     ) -> None:
         for index, (candidate, offer, count) in enumerate(
             zip(candidates, offers, counts, strict=True)
         ):
             session = candidate.session
             if not count:
-                session.why = Why("shallow" if offer.survivals else self._why_none(candidate))
+                session.why = self._why_plain(candidate, offer, base)
             elif not offer.uses_model:
                 choices[index] = Choice(DrafterKind.NGRAM, count)
                 session.why = Why("copy", (count, candidate.match_length))
@@ -332,30 +369,17 @@ class Controller:
                 choices[index] = Choice(DrafterKind.MODEL, count, 0, catches_up=True)
                 session.why = Why("model", (count,))
 
-    def _say_plain(
-        self,
-        base: StepShape,
-        num_decoding: int,
-        candidates: Sequence[Candidate],
-        offers: Sequence[DraftOffer],
-    ) -> None:
-        for candidate, offer in zip(candidates, offers, strict=True):
-            session = candidate.session
-            may_model = candidate.model_tokens > 0 and session.model_gate.gate is Gate.ON
-            if offer.survivals or may_model:
-                session.why = Why("load", (base.num_rows, num_decoding))
-            else:
-                session.why = Why(self._why_none(candidate))
-
-    def _why_none(self, candidate: Candidate) -> str:
-        if candidate.limit <= 0:
-            return "end"
+    def _why_plain(self, candidate: Candidate, offer: DraftOffer, base: StepShape) -> Why:
+        """Why nothing is drafted for a session in this step."""
         session = candidate.session
-        has_model = candidate.model_tokens > 0
-        copy_off = session.copy_gate.gate is not Gate.ON
-        if has_model and session.model_gate.gate is not Gate.ON:
-            return "acceptance"
-        return "acceptance" if copy_off and not has_model else "no match"
+        if candidate.limit <= 0:
+            return Why("end")
+        is_model_on = session.has_model and session.model_gate.gate is Gate.ON
+        if offer.survivals or is_model_on:
+            return Why("load", (base.num_rows,))
+        if session.has_model or session.copy_gate.gate is not Gate.ON:
+            return Why("acceptance")
+        return Why("no match")
 
     @staticmethod
     def _say(candidates: Iterable[Candidate], why: Why) -> None:

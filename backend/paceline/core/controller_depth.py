@@ -77,6 +77,7 @@ def choose_depths(
     sample_factor = cost.sample_factor
     passes = cost.draft_curve(base.is_drawn).dense(len(offers) + sum(base.draft_rows[:1]))
     draft_factor = cost.draft_factor
+    draft_row = cost.draft_row_seconds(base.is_drawn)
     units = _sorted_units(offers, target, passes, draft_factor, base_seconds)
 
     first_logits = base.num_logits
@@ -91,7 +92,7 @@ def choose_depths(
             at_depth[depth] = rows + 1
             draft_seconds += (passes[rows + 1] - passes[rows]) * draft_factor
             if depth == 0 and offers[index].lag > 1:
-                draft_seconds += _catch_up_seconds(offers[index], passes, draft_factor)
+                draft_seconds += (offers[index].lag - 1) * draft_row / offers[index].horizon
         seconds = fixed + target[size] + sample[first_logits + size] * sample_factor + draft_seconds
         rate = tokens / seconds
         if rate > best_rate:
@@ -174,9 +175,3 @@ def _sorted_units(
             units.append((survival * scale, depth, index, survival, uses_model))
     units.sort()
     return units
-
-
-def _catch_up_seconds(offer: DraftOffer, passes: Sequence[float], draft_factor: float) -> float:
-    """The price of the lag's rows, spread; by the slope of the table's last known rows."""
-    slope = (passes[-1] - passes[1]) / (len(passes) - 2) if len(passes) > 2 else 0.0
-    return (offer.lag - 1) * slope * draft_factor / offer.horizon

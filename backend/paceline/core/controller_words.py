@@ -46,8 +46,6 @@ def words(
             )
         case "refresh":
             return "on: one plain step in between, to measure plain decoding"
-        case "shallow":
-            return f"on: {measured}, a draft would not pay in this step"
         case "no match":
             return "on: nothing to copy here"
         case "end":

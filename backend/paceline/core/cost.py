@@ -244,6 +244,14 @@ class CostModel:
         curve = self.table.draft_drawn if is_drawn else self.table.draft_greedy
         return NOTHING if curve is None else curve
 
+    def draft_row_seconds(self, is_drawn: bool) -> float:
+        """What one more row of a large draft pass takes, as when it catches up on a prompt."""
+        curve = self.draft_curve(is_drawn)
+        span = curve.counts[-1] - curve.counts[0]
+        if not span:
+            return 0.0
+        return (curve.seconds[-1] - curve.seconds[0]) / span * self.draft_factor
+
     def other_seconds(self, num_sequences: int) -> float:
         """Bookkeeping of a step: as last seen at about so many sequences, or at the nearest."""
         if not self._other:
