@@ -35,7 +35,8 @@ PROSE = steady(0.28, copy_entry=0.0)
 @dataclass(frozen=True)
 class Scenario:
     """load: sessions wanted at a simulated time. workload: of session number n, by dice.
-    num_output: tokens of an answer, shortest and longest. kind: which drafters there are. belief:
+    num_prompt, num_output: tokens of a
+    prompt and an answer, shortest and longest. kind: which drafters there are. belief:
     the factor by which the controller's table is wrong at first. has_lanes: whether sessions go on
     under the same key when an answer ends."""
 
@@ -43,10 +44,12 @@ class Scenario:
     load: Callable[[float], int]
     workload: Callable[[int, random.Random], Workload]
     truth: CostTable = CPU_TABLE
+    num_prompt: tuple[int, int] = (8, 120)
     num_output: tuple[int, int] = (40, 240)
     kind: DrafterKind = DrafterKind.AUTO
     belief: float = 1.0
     max_sequences: int = 48
+    is_leaving: bool = False
     phase: Callable[[float], str] = lambda now: ""
 
 
@@ -131,7 +134,9 @@ def simulate(
         key = f"s{number}"
         if scenario.name == "adversarial":
             workload = _against(simulation, key)
-        return Arrival(workload, rng.randint(8, 120), rng.randint(*scenario.num_output), key)
+        return Arrival(
+            workload, rng.randint(*scenario.num_prompt), rng.randint(*scenario.num_output), key
+        )
 
     simulation = Simulation(
         truth=scenario.truth,
@@ -144,6 +149,7 @@ def simulate(
         max_sequences=scenario.max_sequences,
         noise=noise,
         judge_every=judge_every,
+        is_leaving=scenario.is_leaving,
         phase=scenario.phase,
     )
     return simulation.run(max_seconds)
@@ -168,7 +174,13 @@ def _scaled(table: CostTable, factor: float) -> CostTable:
 def swing(policy: SpeculationPolicy | None, seed: int, seconds: float = 120.0) -> Report:
     """Load swings 1 -> 48 -> 1 every few simulated seconds, by phase."""
     scenario = Scenario(
-        "swings", _swing, lambda n, rng: CHAT, num_output=(20, 60), phase=_swing_phase
+        "swings",
+        _swing,
+        lambda n, rng: CHAT,
+        num_prompt=(4, 16),
+        num_output=(60, 120),
+        is_leaving=True,
+        phase=_swing_phase,
     )
     return simulate(scenario, 1 << 30, seed, policy=policy, judge_every=0, max_seconds=seconds)
 

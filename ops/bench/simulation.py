@@ -236,9 +236,18 @@ class Arrival:
 
 
 @dataclass
+class Phase:
+    """A stretch of time under one label: tokens emitted in it, and its seconds."""
+
+    label: str
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
 class Report:
     """Sums over a run. Times in simulated seconds. excess: the worst over all intervals of time
-    spent minus 1.03 times plain decoding's. by_phase: tokens and seconds of each phase label."""
+    spent minus 1.03 times plain decoding's. phases: one for each change of label."""
 
     num_steps: int = 0
     num_sessions: int = 0
@@ -255,8 +264,7 @@ class Report:
     plain_seconds: float = 0.0
     gate_flips: int = 0
     load_flips: int = 0
-    by_phase: dict[str, list[float]] = field(default_factory=dict)
-    phases: list[tuple[str, float, float]] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
 
     @property
     def regret(self) -> float:
@@ -284,6 +292,7 @@ class Simulation:
     load: the number of sessions wanted at a simulated time; next_arrival: the next session, None
     when there are no more. belief: the table that the controller is given; the truth may differ.
     noise: spread of a step's time, common to all stages. phase: a label of a time.
+    is_leaving: sessions above the wanted number leave at once, as when people close their pages.
     judge_every: on how many steps the oracle is asked once; 0 never.
     """
 
@@ -300,6 +309,7 @@ class Simulation:
         max_sequences: int = 48,
         noise: float = 0.02,
         judge_every: int = 1,
+        is_leaving: bool = False,
         phase: Callable[[float], str] = lambda now: "",
     ) -> None:
         self._rng = random.Random(seed)
@@ -329,6 +339,7 @@ class Simulation:
         self._load, self._next_arrival, self._phase = load, next_arrival, phase
         self._noise, self._judge_every = noise, judge_every
         self._has_model = has_model
+        self._is_leaving = is_leaving
         self._running_excess = 0.0
         self._is_over = False
         self.now = 0.0
@@ -351,6 +362,10 @@ class Simulation:
     def _admit(self) -> None:
         wanted = self._load(self.now)
         have = len(self.scheduler.running) + len(self.scheduler.waiting)
+        while self._is_leaving and have > wanted:
+            waiting = self.scheduler.waiting
+            self._end(waiting[-1] if waiting else self.scheduler.running[-1])
+            have -= 1
         while have < wanted and not self._is_over:
             arrival = self._next_arrival()
             if arrival is None:
@@ -394,9 +409,12 @@ class Simulation:
             sequence = outcome.sequence
             self.scheduler.register_full_blocks(sequence)
             if sequence.num_output >= sequence.request.max_new_tokens:
-                self.scheduler.finish(sequence)
-                self.policy.release(sequence)
-                del self.drafter.texts[sequence.request_id]
+                self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        self.policy.release(sequence)
+        del self.drafter.texts[sequence.request_id]
 
     def _outcomes(self, entries: Many[PlanEntry]) -> tuple[list[Outcome], int]:
         outcomes = []
@@ -509,9 +527,11 @@ class Simulation:
         change = measured.total - TOLERANCE * equivalent
         self._running_excess = max(0.0, self._running_excess + change)
         report.excess = max(report.excess, self._running_excess)
-        sums = report.by_phase.setdefault(self._phase(self.now), [0.0, 0.0])
-        sums[0] += num_emitted
-        sums[1] += measured.total
+        label = self._phase(self.now)
+        if not report.phases or report.phases[-1].label != label:
+            report.phases.append(Phase(label))
+        report.phases[-1].num_tokens += num_emitted
+        report.phases[-1].seconds += measured.total
 
     # The oracle
 

@@ -59,6 +59,12 @@ def forced_depth(sequence: Sequence, default: int) -> int:
     return default if count is None else count
 
 
+def forced_choice(sequence: Sequence, default: int) -> Choice:
+    """Exactly the asked-for depth, by whichever drafter the request allows."""
+    depth = forced_depth(sequence, default)
+    return Choice(sequence.request.drafter, depth, catches_up=True) if depth else PLAIN
+
+
 def is_switched_off(sequence: Sequence) -> bool:
     """Whether the request itself rules drafting out."""
     request = sequence.request
@@ -73,11 +79,7 @@ class FixedPolicy:
 
     def choose(self, decoding: Many[Sequence], num_prefill_rows: int) -> list[Choice]:
         return [
-            PLAIN
-            if is_switched_off(sequence)
-            else Choice(
-                sequence.request.drafter, forced_depth(sequence, self._default), catches_up=True
-            )
+            PLAIN if is_switched_off(sequence) else forced_choice(sequence, self._default)
             for sequence in decoding
         ]
 
@@ -158,9 +160,8 @@ class AdaptivePolicy:
             if is_switched_off(sequence):
                 continue
             if request.speculation is Speculation.ON:
-                depth = forced_depth(sequence, self._forced_depth)
-                choices[place] = Choice(request.drafter, depth, catches_up=True)
-                num_forced += depth
+                choices[place] = forced_choice(sequence, self._forced_depth)
+                num_forced += choices[place].num_drafted
                 continue
             candidates.append(self._candidate(sequence))
             places.append(place)
