@@ -13,6 +13,7 @@ from paceline.core.limits import EngineLimits
 from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
 from paceline.engine.assembly import HeadPart, ModelPart, assemble
 from paceline.engine.drafters.head import HeadDrafter
+from paceline.engine.plan import PlanEntry
 from paceline.model.attention import ATTENTION_NAME
 from paceline.model.draft_folder import DraftDescription, DraftTarget, LoadedDraft
 from paceline.model.draft_head import DraftModule, DraftModuleConfig
@@ -151,6 +152,25 @@ def by_hand(
 ) -> list[int]:
     """A greedy draft behind the known tokens, from features computed anew; those of the
     missing positions are gone."""
+    driver, hidden = drive_by_hand(target, draft, known, missing)
+    drafted: list[int] = []
+    with torch.no_grad():
+        while True:
+            column = int(draft.module.logits(hidden[None])[0].argmax())
+            drafted.append(int(draft.output_ids[column]))
+            if len(drafted) == count:
+                return drafted
+            position = len(known) + len(drafted) - 1
+            hidden = driver.draft(hidden, torch.tensor(drafted[-1]), position)
+
+
+def drive_by_hand(
+    target: PreTrainedModel,
+    draft: LoadedDraft,
+    known: tuple[int, ...],
+    missing: tuple[int, ...] = (),
+) -> tuple[Driver, torch.Tensor]:
+    """A driver that has all true rows of the known tokens, and the last hidden row."""
     ids = torch.tensor(known)
     with torch.no_grad():
         target.set_attn_implementation("eager")
@@ -161,15 +181,16 @@ def by_hand(
         features = torch.stack(states, 1) if states else torch.zeros(len(ids), 0, 32)
         features[list(missing)] = 0.0
         driver = Driver(draft.module)
-        hidden = driver.extend(ids, features[:-1])
-        drafted: list[int] = []
-        while True:
-            column = int(draft.module.logits(hidden[None])[0].argmax())
-            drafted.append(int(draft.output_ids[column]))
-            if len(drafted) == count:
-                return drafted
-            position = len(known) + len(drafted) - 1
-            hidden = driver.draft(hidden, torch.tensor(drafted[-1]), position)
+        return driver, driver.extend(ids, features[:-1])
+
+
+def logits_by_hand(
+    target: PreTrainedModel, draft: LoadedDraft, known: tuple[int, ...]
+) -> torch.Tensor:
+    """The module's logits for the token behind the known ones."""
+    _, hidden = drive_by_hand(target, draft, known)
+    with torch.no_grad():
+        return draft.module.logits(hidden[None])[0]
 
 
 @pytest.mark.parametrize(
@@ -273,3 +294,33 @@ def test_sampled_drafts_stay_within_the_drafts_ids(
     assert all(set(made.ids) <= allowed for made in drafted)
     emitted = {token for tokens in outputs.tokens.values() for token in tokens}
     assert emitted - allowed, "the target's other ids are reached all the same"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_known_tokens_are_scored_by_the_rows_before_them(
+    temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_llama(13, layers=3)
+    draft = tiny_draft(target, tmp_path)
+    engine, _ = head_engine(target, draft, monkeypatch)
+    ids = prompt(6, 13)
+    engine.submit(replace(request("r", ids, 3, temperature), speculation=Speculation.OFF))
+    engine.step()
+    sequence = engine._scheduler.running[0]
+    drafter = engine._drafter
+    entry = PlanEntry(sequence, 1, True, 0, num_catch_up=drafter.lag(sequence), num_scored=5)
+    (scores,) = drafter.propose([entry]).scores
+    known = tuple(sequence.token_ids)
+    assert len(scores) == 5
+    for offset, score in enumerate(scores):
+        end = len(known) - 5 + offset
+        logits = logits_by_hand(target, draft, known[:end])
+        found = (draft.output_ids == known[end]).nonzero()[:, 0]
+        expected = 0.0
+        if len(found) and temperature:
+            expected = float(logits.softmax(-1)[found[0]])
+        elif len(found):
+            expected = float(logits.argmax() == found[0])
+        assert score == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    assert any(token in OUTPUT_IDS for token in known[-5:])
+    assert any(token not in OUTPUT_IDS for token in known[-5:])

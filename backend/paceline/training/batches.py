@@ -32,9 +32,9 @@ which is half of all work."""
 class Batch:
     """All rows of each sequence, packed; row ``i`` predicts what follows token ``i``.
 
-    ``chosen [C]``: the rows that are judged, ascending, and ``target`` says what the target says at
-    those. ``answer [N]`` bool: the token that follows is part of the answer (or would be, at the
-    end). ``next_ids [N]``: the token that follows, -1 at the end. ``temperatures``: one a sequence.
+    ``chosen [C]``: the rows that are judged, ascending; ``target`` is what the target says at
+    those. ``answer [N]`` bool: the token that follows is part of the answer. ``next_ids [N]``: the
+    token that follows, -1 at the end. ``temperatures``: one a sequence.
     """
 
     rows: PackedRows
@@ -122,7 +122,9 @@ class BatchSource:
             finals.append(states.final[where])
             normalisers.append(states.log_normaliser[where])
             greedy.append(self._columns[states.greedy[where].long()])
-            answer.append(torch.arange(1, count + 1) >= shard.tokens.prompt_lengths[index])
+            follower = torch.arange(1, count + 1)
+            first = shard.tokens.prompt_lengths[index]
+            answer.append((follower >= first) & (follower < count))
             following.append(torch.cat((tokens[1:], torch.tensor([-1]))))
             temperatures.append(shard.tokens.temperatures[index])
         is_answer = torch.cat(answer)

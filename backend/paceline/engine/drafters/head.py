@@ -7,8 +7,8 @@ over the rows of what was committed.
 
 The target's features exist only in the step that computed them. They are kept here until the
 module's rows have been computed from them, a bounded number for each sequence. Rows whose features
-are gone (a long time without drafting, a prefix found in the cache) are computed without: that may
-cost acceptance, never the output's law.
+are gone (a long time without drafting, the first row behind a prefix found in the cache) are
+computed without: that may cost acceptance, never the output's law.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from paceline.core.request import DrafterKind
 from paceline.engine.drafters.interface import Proposal
 from paceline.engine.drafters.next_tokens import next_tokens
 from paceline.engine.drafters.ngram import serves
+from paceline.engine.drafters.scoring import score_known
 from paceline.model.batch import Segment, pack
 
 if TYPE_CHECKING:
@@ -71,12 +72,13 @@ class _Features:
 
 @dataclass(slots=True)
 class _Draft:
-    """The draft of one entry while it grows. hidden: the module's last row of it."""
+    """The draft of one entry while it grows, and what its newest known tokens scored."""
 
     sequence: Sequence
     limit: int
     ids: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    scores: tuple[float, ...] = ()
 
 
 class HeadDrafter:
@@ -153,6 +155,7 @@ class HeadDrafter:
             drafter_names=("model",) * len(drafts),
             rows=torch.cat(rows) if rows else None,
             vocab_ids=self._runner.output_ids,
+            scores=tuple(draft.scores for draft in drafts),
         )
 
     def observe(self, outcomes: Many[Outcome], features: Tensor | None) -> None:
@@ -183,6 +186,7 @@ class HeadDrafter:
         inputs: list[Tensor] = []
         growing: list[_Draft] = []
         last_rows: list[int] = []
+        scored: list[tuple[_Draft, int, int]] = []
         total = 0
         for entry, draft in zip(entries, drafts, strict=True):
             sequence = entry.sequence
@@ -195,12 +199,25 @@ class HeadDrafter:
             inputs.append(self._conditioned(sequence, start, count))
             sequence.num_draft_computed += count
             total += count
-            if draft.limit > 0 and sequence.num_draft_lag == 0:
+            if sequence.num_draft_lag > 0:
+                continue
+            # The row before a token is the one that predicts it.
+            scored.append((draft, total - 1, min(entry.num_scored, count - 1)))
+            if draft.limit > 0:
                 growing.append(draft)
                 last_rows.append(total - 1)
         if not segments:
             return [], None
         hidden = self._runner.forward(pack(segments, self._block_size), torch.cat(inputs))
+        for draft, end, count in scored:
+            if count > 0:
+                sequence = draft.sequence
+                draft.scores = score_known(
+                    self._runner.logits(hidden[end - count : end]),
+                    sequence.token_ids[-count:],
+                    sequence.request.sampling,
+                    self._runner.output_ids,
+                )
         return growing, hidden[last_rows]
 
     def _conditioned(self, sequence: Sequence, start: int, count: int) -> Tensor:
