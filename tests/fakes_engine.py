@@ -23,6 +23,7 @@ from paceline.core.events import (
 )
 from paceline.core.limits import EngineLimits
 from paceline.model.chat import ChatMessage, EncodedChat
+from paceline.model.fill_in_middle import EncodedInfill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,6 +52,10 @@ class CharacterCodec:
 
     def encode_prompt(self, text: str) -> list[int]:
         return [ord(character) + 1 for character in text]
+
+    def encode_infill(self, prefix: str, suffix: str, *, max_tokens: int) -> EncodedInfill:
+        ids = self.encode_prompt(f"<prefix>{prefix}<suffix>{suffix}<middle>")
+        return EncodedInfill(tuple(ids[-max_tokens:]), frozenset({ord("\f") + 1}), ("STOP",))
 
     def encode_chat(
         self, messages: Sequence[ChatMessage], *, previous: EncodedChat | None = None

@@ -118,7 +118,12 @@ class CompletionCreate(
     omit_defaults=True,
 ):
     """Continue raw text, or fill in between `prompt` and `suffix`. The events are those of a
-    response; no chat template is applied and nothing is kept for a next turn."""
+    response; no chat template is applied and nothing is kept for a next turn.
+
+    suffix: even an empty one makes the two the surroundings of a gap: the model's own tokens for
+    filling in are used if it has any, what does not fit is left out at the far ends, and the
+    default length is short. Without it `prompt` must fit as it is.
+    """
 
     prompt: str
     suffix: str | None = None

@@ -120,7 +120,6 @@ CASES: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("template", CREATE | {"input": "refuse me"}, "invalid_value", "input"),
     ("no prompt", {"type": "completion.create"}, "missing_required_parameter", "prompt"),
     ("empty prompt", COMPLETE | {"prompt": ""}, "invalid_value", "prompt"),
-    ("suffix", COMPLETE | {"suffix": "x"}, "unsupported_parameter", "suffix"),
     ("unknown field", COMPLETE | {"n": 2}, "unknown_parameter", "n"),
     (
         "stop of a completion",

@@ -16,6 +16,7 @@ from paceline.core.errors import ModelError, RequestError
 from paceline.model.chat import ChatMessage, ChatTemplate, EncodedChat
 from paceline.model.control_tokens import ControlTokens
 from paceline.model.detokenizer import Detokenizer
+from paceline.model.fill_in_middle import EncodedInfill, FillInMiddle, fill_prompt
 from paceline.model.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class TextCodec:
             if token.special
         )
         self._prefix_ids = _prefix_ids(tokenizer)
+        self._fill_in_middle = FillInMiddle.of(tokenizer.token_to_id)
         self._template = (
             ChatTemplate(chat_template, template_variables or {}) if chat_template else None
         )
@@ -95,6 +97,11 @@ class TextCodec:
         return self._template is not None
 
     @property
+    def fill_in_middle(self) -> str | None:
+        """The family whose tokens for filling in this tokenizer has; None if it has none."""
+        return None if self._fill_in_middle is None else self._fill_in_middle.family
+
+    @property
     def vocabulary_size(self) -> int:
         return self.vocabulary.size
 
@@ -124,6 +131,19 @@ class TextCodec:
         """Ids of a raw prompt (no chat template): what the model expects before any text, such as a
         begin token, then the text."""
         return [*self._prefix_ids, *self.encode(text)]
+
+    def encode_infill(self, prefix: str, suffix: str, *, max_tokens: int) -> EncodedInfill:
+        """A prompt for the text between the two, of at most `max_tokens` tokens. See
+        `fill_in_middle`. Raises RequestError."""
+        _require_unicode(suffix, "suffix")
+        return fill_prompt(
+            self._fill_in_middle,
+            self._prefix_ids,
+            self.encode(prefix),
+            self._control.encode(suffix, continues=True) if self._fill_in_middle else (),
+            suffix,
+            max_tokens=max_tokens,
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""
@@ -188,13 +208,13 @@ def _prefix_ids(tokenizer: Tokenizer) -> list[int]:
     return []
 
 
-def _require_unicode(text: str) -> None:
+def _require_unicode(text: str, field: str = "input") -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise RequestError(
             f"the text holds a lone surrogate at character {error.start}; it must be valid Unicode",
-            field="input",
+            field=field,
         ) from error
 
 

@@ -144,7 +144,7 @@ def _check_speculation(
 
 
 def _check_text(message: CompletionCreate) -> None:
-    if not message.prompt:
+    if not message.prompt and not message.suffix:
         raise ProtocolError(
             ErrorCode.INVALID_VALUE,
             "prompt is empty; it must hold at least one character",

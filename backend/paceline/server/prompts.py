@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol
 
+    from paceline.model.fill_in_middle import EncodedInfill
     from paceline_protocol.items import ContentPart, InputItem
 
     class TargetCodec(Protocol):
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
         eos_token_ids: frozenset[int]
 
         def encode_prompt(self, text: str) -> list[int]: ...
+
+        def encode_infill(self, prefix: str, suffix: str, *, max_tokens: int) -> EncodedInfill: ...
 
         def encode_chat(
             self, messages: Sequence[ChatMessage], *, previous: EncodedChat | None = None
@@ -52,13 +55,25 @@ class TextPrompt:
     text: str
 
 
-Prompt = ChatPrompt | TextPrompt
+@dataclass(frozen=True, slots=True)
+class InfillPrompt:
+    """What stands before and behind a gap. max_tokens: room for both; what does not fit is left out
+    at the far ends."""
+
+    prefix: str
+    suffix: str
+    max_tokens: int
 
 
-def encode(prompt: Prompt, codec: TargetCodec) -> EncodedChat:
+Prompt = ChatPrompt | TextPrompt | InfillPrompt
+
+
+def encode(prompt: Prompt, codec: TargetCodec) -> EncodedChat | EncodedInfill:
     """Token ids of a prompt. CPU work, for a worker thread. Raises RequestError."""
     if isinstance(prompt, TextPrompt):
         return EncodedChat(tuple(codec.encode_prompt(prompt.text)), prompt.text)
+    if isinstance(prompt, InfillPrompt):
+        return codec.encode_infill(prompt.prefix, prompt.suffix, max_tokens=prompt.max_tokens)
     return codec.encode_chat(prompt.messages, previous=prompt.previous)
 
 
@@ -66,6 +81,8 @@ def readable(prompt: Prompt) -> str:
     """The prompt for people, for logs."""
     if isinstance(prompt, TextPrompt):
         return prompt.text
+    if isinstance(prompt, InfillPrompt):
+        return f"{prompt.prefix}[gap]{prompt.suffix}"
     return "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from paceline_protocol.errors import ErrorCode, ProtocolError
-from paceline_protocol.requests import CompletionCreate, PacelineOptions
+from paceline_protocol.requests import PacelineOptions, ResponseCreate
 
 if TYPE_CHECKING:
-    from paceline_protocol.requests import ResponseCreate
+    from paceline_protocol.requests import CompletionCreate
 
 SERVED_OPTIONS: Final = frozenset(
     {
@@ -41,11 +41,8 @@ def refuse_unserved(message: ResponseCreate | CompletionCreate) -> None:
             if field.name in SERVED_OPTIONS or getattr(message.paceline, field.name) is None:
                 continue
             raise _unsupported(f"paceline.{field.name}", "is not served yet; leave it out")
-    if isinstance(message, CompletionCreate):
-        if message.suffix:
-            raise _unsupported("suffix", "is not served yet; leave it out")
-        return
-    _refuse_openai_fields(message)
+    if isinstance(message, ResponseCreate):
+        _refuse_openai_fields(message)
 
 
 def _refuse_openai_fields(message: ResponseCreate) -> None:

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 
 from paceline.core.errors import PacelineError
 from paceline.core.events import FinishEvent, FinishReason, TokenEvent
-from paceline.model.chat import ChatMessage
+from paceline.model.chat import ChatMessage, EncodedChat
+from paceline.model.fill_in_middle import EncodedInfill
 from paceline.server.admission import RequestState, admit
 from paceline.server.effects import Cancel, Close, EncodePrompt, Send, Submit
-from paceline.server.prompts import ChatPrompt, TextPrompt
+from paceline.server.prompts import ChatPrompt, InfillPrompt, TextPrompt
 from paceline.server.translation import (
     error_code,
     failure,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from paceline.core.events import EngineEvent
-    from paceline.model.chat import EncodedChat
     from paceline.server.admission import OpenRequest, SessionSettings
     from paceline.server.effects import Effect
     from paceline.server.prompts import Prompt
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 CLOSE_SERVICE_RESTART = 1012
 CLOSE_TRY_AGAIN_LATER = 1013
+DEFAULT_INFILL_TOKENS = 256
 
 
 class Session:
@@ -136,11 +137,14 @@ class Session:
 
     # Facts from the server
 
-    def on_prompt_ready(self, response_id: str, encoded: EncodedChat) -> list[Effect]:
+    def on_prompt_ready(
+        self, response_id: str, encoded: EncodedChat | EncodedInfill
+    ) -> list[Effect]:
         """The answer to `EncodePrompt`."""
         each = self._open.get(response_id)
         if each is None or each.state is not RequestState.ENCODING:
             return []  # cancelled meanwhile
+        fill = encoded if isinstance(encoded, EncodedInfill) else EncodedInfill(encoded.ids)
         try:
             request = request_of(
                 each.message,
@@ -148,13 +152,14 @@ class Session:
                 prompt_ids=encoded.ids,
                 max_new_tokens=self._max_new_tokens(each, len(encoded.ids)),
                 sampling=each.sampling,
-                eos_token_ids=self._settings.eos_token_ids,
+                eos_token_ids=self._settings.eos_token_ids | fill.stop_token_ids,
                 speculation_key=f"{self.session_id}/{each.lane or ''}",
+                prompt_stop=fill.stop,
             )
             self._settings.limits.check(request)
         except PacelineError as error:
             return self._refuse(each, protocol_error(error, each.message))
-        each.encoded = encoded
+        each.encoded = encoded if isinstance(encoded, EncodedChat) else None
         each.state = RequestState.RUNNING
         return [*self._send(each, each.stream.begin()), Submit(request)]
 
@@ -230,7 +235,14 @@ class Session:
         if each.is_warm_up:
             return 1
         room = max(1, self._settings.limits.max_sequence_tokens - num_prompt)
+        if isinstance(each.message, CompletionCreate) and each.message.suffix is not None:
+            room = min(room, each.message.max_output_tokens or DEFAULT_INFILL_TOKENS)
         return min(each.message.max_output_tokens or room, room)
+
+    def _infill_room(self, message: CompletionCreate) -> int:
+        """Tokens for what surrounds a gap: half of the context or more."""
+        most = self._settings.limits.max_sequence_tokens
+        return most - min(message.max_output_tokens or DEFAULT_INFILL_TOKENS, most // 2)
 
     # Lanes
 
@@ -251,7 +263,9 @@ class Session:
         """The whole conversation. Raises ProtocolError when the previous response is unknown."""
         message = each.message
         if isinstance(message, CompletionCreate):
-            return TextPrompt(message.prompt)
+            if message.suffix is None:
+                return TextPrompt(message.prompt)
+            return InfillPrompt(message.prompt, message.suffix, self._infill_room(message))
         previous = None
         if message.previous_response_id is not None:
             turn = self._turns.get(message.previous_response_id)

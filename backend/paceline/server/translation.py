@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.core.events import FinishEvent, SpeculationSummary, Usage
     from paceline_protocol.requests import ResponseCreate
 
+MAX_STOP_STRINGS: Final = 16
 _CODES: Final[tuple[tuple[type[PacelineError], ErrorCode], ...]] = (
     (ContextLengthError, ErrorCode.CONTEXT_LENGTH_EXCEEDED),
     (QueueFullError, ErrorCode.QUEUE_FULL),
@@ -106,16 +107,23 @@ def request_of(
     sampling: SamplingParams,
     eos_token_ids: frozenset[int],
     speculation_key: str,
+    prompt_stop: tuple[str, ...] = (),
 ) -> Request:
-    """Raises RequestError naming the field that is out of range."""
+    """eos_token_ids, prompt_stop: ends that come from the model and from the prompt's form; of the
+    latter as many are used as there is room for beside the request's own.
+
+    Raises RequestError naming the field that is out of range.
+    """
     options = message.paceline or PacelineOptions()
+    stop = options.stop_strings
+    stop += prompt_stop[: max(0, MAX_STOP_STRINGS - len(stop))]
     return Request(
         request_id=request_id,
         prompt_ids=prompt_ids,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         stop_token_ids=eos_token_ids | frozenset(options.stop_token_ids or ()),
-        stop=options.stop_strings,
+        stop=stop,
         speculation=Speculation(options.speculation or "auto"),
         num_speculative_tokens=options.num_speculative_tokens,
         drafter=DrafterKind(options.drafter or "auto"),
