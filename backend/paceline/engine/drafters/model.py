@@ -8,7 +8,7 @@ by one token more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,7 @@ from paceline.core.request import DrafterKind
 from paceline.engine.drafters.interface import Proposal
 from paceline.engine.drafters.next_tokens import next_tokens
 from paceline.engine.drafters.ngram import serves
+from paceline.engine.drafters.scoring import score_known
 from paceline.model.batch import Segment, pack
 
 if TYPE_CHECKING:
@@ -34,12 +35,13 @@ MAX_TOKENS = 6
 
 @dataclass(slots=True)
 class _Draft:
-    """The draft of one entry while it grows."""
+    """The draft of one entry while it grows, and what its newest known tokens scored."""
 
     sequence: Sequence
     limit: int
-    ids: list[int]
-    rows: list[int]
+    ids: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    scores: tuple[float, ...] = ()
 
 
 class ModelDrafter:
@@ -82,34 +84,21 @@ class ModelDrafter:
         """The scheduler has set the cursor to the valid rows of cached blocks."""
 
     def propose(self, entries: Many[PlanEntry]) -> Proposal:
-        drafts: list[_Draft] = []
-        segments: list[Segment] = []
-        growing: list[_Draft] = []
-        for entry in entries:
-            sequence = entry.sequence
-            draft = _Draft(sequence, min(entry.num_drafted, self.max_tokens(sequence)), [], [])
-            drafts.append(draft)
-            count = min(entry.num_catch_up, sequence.num_draft_lag)
-            can_draft = draft.limit > 0 and count == sequence.num_draft_lag
-            if count == 0:
-                continue
-            start = sequence.num_draft_computed
-            known = sequence.token_ids[start : start + count]
-            segments.append(Segment(known, start, sequence.block_table, int(can_draft)))
-            sequence.num_draft_computed += count
-            if can_draft:
-                growing.append(draft)
+        drafts = [
+            _Draft(entry.sequence, min(entry.num_drafted, self.max_tokens(entry.sequence)))
+            for entry in entries
+        ]
+        growing, logits = self._catch_up(entries, drafts)
         rows: list[Tensor] = []
         num_rows = 0
-        while segments:
-            logits = self._runner.forward(pack(segments, self._block_size)).logits
-            if not growing:
-                break
-            growing, probs = self._extend(growing, logits[:, : self._vocabulary_size], num_rows)
+        while growing and logits is not None:
+            growing, probs = self._extend(growing, logits, num_rows)
             if probs is not None:
                 rows.append(probs)
                 num_rows += len(probs)
             growing = [draft for draft in growing if len(draft.ids) < draft.limit]
+            if not growing:
+                break
             segments = [
                 Segment(
                     draft.ids[-1:],
@@ -119,6 +108,7 @@ class ModelDrafter:
                 )
                 for draft in growing
             ]
+            logits = self._forward(segments)
         for draft in drafts:
             self._num_draft_rows[draft.sequence.request_id] = max(0, len(draft.ids) - 1)
         return Proposal(
@@ -126,6 +116,7 @@ class ModelDrafter:
             row_index=tuple(tuple(draft.rows) for draft in drafts),
             drafter_names=("model",) * len(drafts),
             rows=torch.cat(rows) if rows else None,
+            scores=tuple(draft.scores for draft in drafts),
         )
 
     def observe(self, outcomes: Many[Outcome], features: Tensor | None) -> None:
@@ -141,6 +132,53 @@ class ModelDrafter:
 
     def _serves(self, sequence: Sequence) -> bool:
         return serves(sequence, DrafterKind.MODEL) and sequence.request_id not in self._broken
+
+    def _forward(self, segments: Many[Segment]) -> Tensor:
+        logits = self._runner.forward(pack(segments, self._block_size)).logits
+        return logits[:, : self._vocabulary_size]
+
+    def _catch_up(
+        self, entries: Many[PlanEntry], drafts: Many[_Draft]
+    ) -> tuple[list[_Draft], Tensor | None]:
+        """Compute the known tokens that are wanted; the drafts that can begin, and the row of
+        logits [N, V] that each begins with."""
+        segments: list[Segment] = []
+        growing: list[_Draft] = []
+        first_rows: list[int] = []
+        scored: list[tuple[_Draft, int, int]] = []
+        total = 0
+        for entry, draft in zip(entries, drafts, strict=True):
+            sequence = entry.sequence
+            count = min(entry.num_catch_up, sequence.num_draft_lag)
+            if count == 0:
+                continue
+            start = sequence.num_draft_computed
+            known = sequence.token_ids[start : start + count]
+            sequence.num_draft_computed += count
+            num_logits = 0
+            if sequence.num_draft_lag == 0:
+                # The row before a token is the one that predicts it.
+                num_scored = min(entry.num_scored, count - 1)
+                num_logits = num_scored + (draft.limit > 0 or num_scored > 0)
+                if num_scored:
+                    scored.append((draft, total, num_scored))
+                if draft.limit > 0:
+                    growing.append(draft)
+                    first_rows.append(total + num_logits - 1)
+            segments.append(Segment(known, start, sequence.block_table, num_logits))
+            total += num_logits
+        if not segments:
+            return [], None
+        logits = self._forward(segments)
+        for draft, first, count in scored:
+            sequence = draft.sequence
+            draft.scores = score_known(
+                logits[first : first + count],
+                sequence.token_ids[-count:],
+                sequence.request.sampling,
+                None,
+            )
+        return growing, logits[first_rows]
 
     def _extend(
         self, growing: list[_Draft], logits: Tensor, num_rows: int
