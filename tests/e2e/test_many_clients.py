@@ -54,7 +54,7 @@ async def test_every_answer_is_the_reference_s_own(capsys: pytest.CaptureFixture
                 temperature=0,
                 paceline={"include": ["tokens"]},
             ):
-                if isinstance(event, OutputTextDelta) and event.paceline is not None:
+                if isinstance(event, OutputTextDelta) and event.paceline:
                     tokens += [token.id for token in event.paceline.tokens]
         answers[index] = tokens
 
