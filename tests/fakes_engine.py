@@ -50,6 +50,9 @@ class CharacterCodec:
     name = "fake-model"
     eos_token_ids = frozenset({EOS_ID})
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.text_of([token_id]).encode()
+
     def encode_prompt(self, text: str) -> list[int]:
         return [ord(character) + 1 for character in text]
 

@@ -1,9 +1,12 @@
 """Server events: everything that a server sends.
 
-A response runs `response.created`, `response.in_progress`, `response.output_item.added`,
-`response.content_part.added`, any number of `response.output_text.delta`,
-`response.output_text.done`, `response.content_part.done`, `response.output_item.done` and exactly
-one of `response.completed`, `response.incomplete` and `response.failed`.
+A response runs `response.created`, `response.in_progress`, its output items one after the other,
+and exactly one of `response.completed`, `response.incomplete` and `response.failed`. An item is
+framed by `response.output_item.added` and `response.output_item.done`; between them come
+
+    message        content_part.added, output_text.delta ..., output_text.done, content_part.done
+    function_call  function_call_arguments.delta ..., function_call_arguments.done
+    reasoning      reasoning_text.delta ..., reasoning_text.done
 
 sequence_number: counts from 0 without gaps within one response. It is given out when the event is
 written, after adjacent text deltas were merged, hence the default while an event is being built.
@@ -124,6 +127,45 @@ class OutputTextDone(_Event, frozen=True, kw_only=True, tag="response.output_tex
     logprobs: list[Logprob] = msgspec.field(default_factory=list)
 
 
+class FunctionCallArgumentsDelta(
+    _Event, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
+):
+    """More of the call's arguments."""
+
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class FunctionCallArgumentsDone(
+    _Event, frozen=True, kw_only=True, tag="response.function_call_arguments.done"
+):
+    """The whole arguments: JSON text, as the model wrote it."""
+
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
+class ReasoningTextDelta(_Event, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
+    """More of what the model thinks."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+
+
+class ReasoningTextDone(_Event, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
+    """The whole thought."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
 class ErrorDetails(msgspec.Struct, frozen=True, kw_only=True):
     """param: the path of what is wrong, as in `ProtocolError`."""
 
@@ -188,6 +230,10 @@ ServerEvent = (
     | ContentPartAdded
     | OutputTextDelta
     | OutputTextDone
+    | FunctionCallArgumentsDelta
+    | FunctionCallArgumentsDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
     | ContentPartDone
     | OutputItemDone
     | ResponseCompleted
@@ -204,6 +250,10 @@ SERVER_EVENTS: tuple[type[ServerEvent], ...] = (
     ContentPartAdded,
     OutputTextDelta,
     OutputTextDone,
+    FunctionCallArgumentsDelta,
+    FunctionCallArgumentsDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
     ContentPartDone,
     OutputItemDone,
     ResponseCompleted,

@@ -90,13 +90,22 @@ class FunctionCallOutput(
     status: ItemStatus | None = None
 
 
-class Reasoning(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning", omit_defaults=True
+class ReasoningText(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning_text"
 ):
-    """A reasoning item sent back as history; it adds nothing to the prompt."""
+    """What the model wrote while it was thinking."""
+
+    text: str
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    """The model's thoughts before its answer. `summary` is always empty; official clients want it
+    there. Sent back as history it adds nothing to the prompt."""
 
     id: str | None = None
     summary: list[Any] = msgspec.field(default_factory=list)
+    content: list[ReasoningText] | None = None
+    status: ItemStatus | None = None
 
 
 InputItem = MessageItem | FunctionCall | FunctionCallOutput | Reasoning
@@ -111,7 +120,7 @@ class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     role: Literal["assistant"] = "assistant"
 
 
-OutputItem = OutputMessage | FunctionCall
+OutputItem = OutputMessage | FunctionCall | Reasoning
 
 # Range notations that several messages share.
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]

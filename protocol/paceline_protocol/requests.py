@@ -123,13 +123,18 @@ class CompletionCreate(
     suffix: even an empty one makes the two the surroundings of a gap: the model's own tokens for
     filling in are used if it has any, what does not fit is left out at the far ends, and the
     default length is short. Without it `prompt` must fit as it is.
+
+    prompt: a text, or its token ids exactly as the model shall see them.
+    top_logprobs: each text delta carries the log-probabilities of its tokens and of so many
+    alternatives; 0 asks for those of the tokens alone.
     """
 
-    prompt: str
+    prompt: str | list[NonNegativeInt]
     suffix: str | None = None
     max_output_tokens: AtLeastOne | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stream_id: StreamId | None = None
     paceline: PacelineOptions | None = None
 

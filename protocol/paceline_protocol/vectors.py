@@ -134,7 +134,11 @@ CLIENT_VECTORS: tuple[Vector, ...] = (
                     call_id="call_1", name="add", arguments='{"a":1}', id="fc_1", status="completed"
                 ),
                 m.FunctionCallOutput(call_id="call_1", output="3", id="fo_1", status="completed"),
-                m.Reasoning(id="rs_1"),
+                m.Reasoning(
+                    id="rs_1",
+                    content=[m.ReasoningText(text="They greet me.")],
+                    status="completed",
+                ),
                 m.MessageItem(role="user", content=[m.InputText(text="Go on.")]),
             ],
             previous_response_id="resp_fedcba9876543210",
@@ -194,6 +198,10 @@ CLIENT_VECTORS: tuple[Vector, ...] = (
             stream_id="document-1",
             paceline=m.PacelineOptions(stop="\n\n", drafter="ngram", speculation="auto"),
         ),
+    ),
+    Vector(
+        "completion of token ids with log-probabilities",
+        m.CompletionCreate(prompt=[504, 3575, 282], top_logprobs=2, max_output_tokens=1),
     ),
     Vector("cancel by id", m.ResponseCancel(response_id="resp_0123456789abcdef")),
     Vector("cancel a lane", m.ResponseCancel(stream_id="lane-1")),
@@ -320,6 +328,34 @@ SERVER_VECTORS: tuple[Vector, ...] = (
             sequence_number=8,
             output_index=0,
             item=m.OutputMessage(id=_MESSAGE_ID, status="completed", content=[_part("Grüße 🚴")]),
+        ),
+    ),
+    Vector(
+        "arguments",
+        m.FunctionCallArgumentsDelta(
+            sequence_number=9, item_id="fc_1", output_index=1, delta='{"a":'
+        ),
+    ),
+    Vector(
+        "arguments end",
+        m.FunctionCallArgumentsDone(
+            sequence_number=10, item_id="fc_1", output_index=1, name="add", arguments='{"a":1}'
+        ),
+    ),
+    Vector(
+        "thought",
+        m.ReasoningTextDelta(
+            sequence_number=3, item_id="rs_1", output_index=0, content_index=0, delta="They greet"
+        ),
+    ),
+    Vector(
+        "thought ends",
+        m.ReasoningTextDone(
+            sequence_number=4,
+            item_id="rs_1",
+            output_index=0,
+            content_index=0,
+            text="They greet me.",
         ),
     ),
     Vector(

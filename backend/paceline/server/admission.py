@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -13,9 +14,9 @@ from paceline.core.request import SamplingParams
 from paceline.server.prompts import messages_of
 from paceline.server.refusals import refuse_unserved
 from paceline.server.response_stream import ResponseStream
-from paceline.server.translation import protocol_error, sampling_of
+from paceline.server.translation import logprob_of, protocol_error, sampling_of
 from paceline_protocol.errors import ErrorCode, ProtocolError
-from paceline_protocol.requests import CompletionCreate, ResponseCreate
+from paceline_protocol.requests import CompletionCreate, PacelineOptions, ResponseCreate
 from paceline_protocol.responses import Response
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
     from paceline.core.limits import EngineLimits
     from paceline.model.chat import ChatMessage, EncodedChat
+
+
+def _no_bytes(token_id: int) -> bytes:
+    return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class SessionSettings:
     something in them. max_open: requests that wait or run. max_stored_tokens: bound of the turns
     kept for `previous_response_id`. allow_forced: whether `speculation: "on"` is let through.
     default_sampling: for what a request leaves open; the model's own recommendation.
+    token_bytes: the bytes that a token stands for, for log-probabilities.
     """
 
     model: str
@@ -43,6 +49,7 @@ class SessionSettings:
     max_stored_tokens: int = 262_144
     allow_forced: bool = True
     default_sampling: SamplingParams = SamplingParams()
+    token_bytes: Callable[[int], bytes] = _no_bytes
 
 
 class RequestState(Enum):
@@ -107,7 +114,7 @@ def admit(
     except PacelineError as error:
         raise protocol_error(error, message) from None
     response_id = new_id("resp")
-    include = (message.paceline.include or ()) if message.paceline is not None else ()
+    options = message.paceline or PacelineOptions()
     return OpenRequest(
         response_id,
         message,
@@ -115,9 +122,16 @@ def admit(
         messages,
         ResponseStream(
             _response(response_id, message, sampling, settings.model, now),
-            item_id=new_id("msg"),
+            new_id=new_id,
             stream_id=message.stream_id,
-            with_tokens="tokens" in include,
+            with_tokens="tokens" in (options.include or ()),
+            logprob_of=None
+            if sampling.top_logprobs is None
+            else partial(
+                logprob_of,
+                token_bytes=settings.token_bytes,
+                ends=settings.eos_token_ids | frozenset(options.stop_token_ids or ()),
+            ),
         ),
     )
 
@@ -147,8 +161,12 @@ def _check_text(message: CompletionCreate) -> None:
     if not message.prompt and not message.suffix:
         raise ProtocolError(
             ErrorCode.INVALID_VALUE,
-            "prompt is empty; it must hold at least one character",
+            "prompt is empty; it must hold at least one character or token id",
             param="prompt",
+        )
+    if message.suffix is not None and not isinstance(message.prompt, str):
+        raise ProtocolError(
+            ErrorCode.INVALID_TYPE, "prompt must be a text where there is a suffix", param="prompt"
         )
 
 
@@ -183,6 +201,7 @@ def _response(
         max_output_tokens=message.max_output_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
+        top_logprobs=sampling.top_logprobs,
     )
     if isinstance(message, CompletionCreate):
         return response

@@ -70,13 +70,17 @@ class _Endpoints:
         )
 
     async def health(self, request: Request) -> Response:
-        """The process lives and its event loop turns."""
+        """Whether the process is of any use: its event loop turns and its engine runs."""
+        if not self._gateway.status.is_running:
+            return _json({"status": "the engine has stopped"}, status=503)
         return _json({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
         """Whether new connections are welcome."""
         if self._gateway.is_draining:
             return _json({"status": "draining"}, status=503)
+        if not self._gateway.status.is_running:
+            return _json({"status": "the engine has stopped"}, status=503)
         return _json({"status": "ready"})
 
 

@@ -3,8 +3,8 @@
     Session --put--> [ lifecycle and delta events, in order ] --take--> writer --> socket
                      [ one latest sample per telemetry scope ]
 
-* A text delta is appended to the last waiting delta of its response, if nothing of that response
-  came between. Responses in other lanes don't stand in the way, so what a slow reader costs grows
+* A delta is appended to the last waiting delta of its item, if nothing of that response came
+  between. Responses in other lanes don't stand in the way, so what a slow reader costs grows
   with the number of its responses, not with the number of steps.
 * Sequence numbers are given out by `take`, after merging: gapless per response, in writing order.
 * Lifecycle events are never dropped. Telemetry is: only the latest sample of a scope waits.
@@ -24,8 +24,12 @@ from paceline_protocol.events import (
     ContentPartDone,
     DeltaTokens,
     ErrorEvent,
+    FunctionCallArgumentsDelta,
+    FunctionCallArgumentsDone,
     OutputTextDelta,
     OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
     ResponseCompleted,
     ResponseFailed,
     ResponseIncomplete,
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 EVENT_OVERHEAD_BYTES = 400
 _MAX_PARTS = 64
 TERMINAL_EVENTS = (ResponseCompleted, ResponseIncomplete, ResponseFailed)
+Delta = OutputTextDelta | FunctionCallArgumentsDelta | ReasoningTextDelta
 
 
 @dataclass(slots=True)
@@ -44,7 +49,7 @@ class _Waiting:
     event: ServerEvent
     response_id: str | None
     num_bytes: int
-    deltas: list[OutputTextDelta] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
 
 
 class Outbox:
@@ -70,7 +75,7 @@ class Outbox:
         """Queue an event. `response_id` is None for events that belong to no response."""
         num_bytes = _weight(event)
         self.num_bytes += num_bytes
-        if isinstance(event, OutputTextDelta) and response_id is not None:
+        if isinstance(event, Delta) and response_id is not None:
             last = self._last.get(response_id)
             if last is not None and last.deltas and last.deltas[0].item_id == event.item_id:
                 last.deltas.append(event)
@@ -136,14 +141,20 @@ class Outbox:
         return msgspec.structs.replace(event, sequence_number=number)
 
 
-def _merge(deltas: list[OutputTextDelta]) -> OutputTextDelta:
+def _merge(deltas: list[Delta]) -> Delta:
+    """One delta for several of the same item."""
+    first = deltas[0]
+    text = "".join(delta.delta for delta in deltas)
+    if not isinstance(first, OutputTextDelta):
+        return msgspec.structs.replace(first, delta=text)
+    texts = [delta for delta in deltas if isinstance(delta, OutputTextDelta)]
     tokens = [
-        token for delta in deltas if delta.paceline is not UNSET for token in delta.paceline.tokens
+        token for delta in texts if delta.paceline is not UNSET for token in delta.paceline.tokens
     ]
     return msgspec.structs.replace(
-        deltas[0],
-        delta="".join(delta.delta for delta in deltas),
-        logprobs=[logprob for delta in deltas for logprob in delta.logprobs],
+        first,
+        delta=text,
+        logprobs=[logprob for delta in texts for logprob in delta.logprobs],
         paceline=DeltaTokens(tokens=tokens) if tokens else UNSET,
     )
 
@@ -154,8 +165,12 @@ def _weight(event: ServerEvent) -> int:
         case OutputTextDelta():
             num_tokens = 0 if event.paceline is UNSET else len(event.paceline.tokens)
             return len(event.delta) + 64 * (1 + num_tokens + len(event.logprobs))
-        case OutputTextDone():
+        case FunctionCallArgumentsDelta() | ReasoningTextDelta():
+            return len(event.delta) + 64
+        case OutputTextDone() | ReasoningTextDone():
             return EVENT_OVERHEAD_BYTES + len(event.text)
+        case FunctionCallArgumentsDone():
+            return EVENT_OVERHEAD_BYTES + len(event.arguments)
         case ContentPartDone():
             return EVENT_OVERHEAD_BYTES + len(event.part.text)
         case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         name: str
         eos_token_ids: frozenset[int]
 
+        def token_bytes(self, token_id: int) -> bytes: ...
+
         def encode_prompt(self, text: str) -> list[int]: ...
 
         def encode_infill(self, prefix: str, suffix: str, *, max_tokens: int) -> EncodedInfill: ...
@@ -56,6 +58,13 @@ class TextPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class IdsPrompt:
+    """Token ids as they are."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class InfillPrompt:
     """What stands before and behind a gap. max_tokens: room for both; what does not fit is left out
     at the far ends."""
@@ -65,13 +74,15 @@ class InfillPrompt:
     max_tokens: int
 
 
-Prompt = ChatPrompt | TextPrompt | InfillPrompt
+Prompt = ChatPrompt | TextPrompt | IdsPrompt | InfillPrompt
 
 
 def encode(prompt: Prompt, codec: TargetCodec) -> EncodedChat | EncodedInfill:
     """Token ids of a prompt. CPU work, for a worker thread. Raises RequestError."""
     if isinstance(prompt, TextPrompt):
         return EncodedChat(tuple(codec.encode_prompt(prompt.text)), prompt.text)
+    if isinstance(prompt, IdsPrompt):
+        return EncodedChat(prompt.ids, "")
     if isinstance(prompt, InfillPrompt):
         return codec.encode_infill(prompt.prefix, prompt.suffix, max_tokens=prompt.max_tokens)
     return codec.encode_chat(prompt.messages, previous=prompt.previous)
@@ -81,6 +92,8 @@ def readable(prompt: Prompt) -> str:
     """The prompt for people, for logs."""
     if isinstance(prompt, TextPrompt):
         return prompt.text
+    if isinstance(prompt, IdsPrompt):
+        return f"{len(prompt.ids)} token ids"
     if isinstance(prompt, InfillPrompt):
         return f"{prompt.prefix}[gap]{prompt.suffix}"
     return "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)

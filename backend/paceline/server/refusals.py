@@ -17,30 +17,11 @@ from paceline_protocol.requests import PacelineOptions, ResponseCreate
 if TYPE_CHECKING:
     from paceline_protocol.requests import CompletionCreate
 
-SERVED_OPTIONS: Final = frozenset(
-    {
-        "top_k",
-        "min_p",
-        "stop",
-        "stop_token_ids",
-        "speculation",
-        "num_speculative_tokens",
-        "drafter",
-        "include",
-    }
-)
-"""Fields of the `paceline` object that the engine carries out today."""
-
 OPTION_NAMES: Final = frozenset(field.name for field in msgspec.structs.fields(PacelineOptions))
 
 
 def refuse_unserved(message: ResponseCreate | CompletionCreate) -> None:
     """Raises ProtocolError for the first field that would change the answer and is not served."""
-    if message.paceline is not None:
-        for field in msgspec.structs.fields(PacelineOptions):
-            if field.name in SERVED_OPTIONS or getattr(message.paceline, field.name) is None:
-                continue
-            raise _unsupported(f"paceline.{field.name}", "is not served yet; leave it out")
     if isinstance(message, ResponseCreate):
         _refuse_openai_fields(message)
 
@@ -58,10 +39,6 @@ def _refuse_openai_fields(message: ResponseCreate) -> None:
         raise _unsupported("conversation", "is not served; use previous_response_id")
     if message.prompt is not None:
         raise _unsupported("prompt", "is not served; send instructions and input")
-    if message.top_logprobs:
-        raise _unsupported("top_logprobs", "is not served yet; leave it out")
-    if message.include and "message.output_text.logprobs" in message.include:
-        raise _unsupported("include", "asks for logprobs, which are not served yet")
 
 
 def _refuse_text_format(text: object) -> None:

@@ -161,6 +161,7 @@ def session_settings(
         max_open=REQUESTS_PER_LANE * config.max_lanes,
         max_stored_tokens=config.max_stored_tokens,
         default_sampling=default_sampling,
+        token_bytes=codec.token_bytes,
     )
 
 

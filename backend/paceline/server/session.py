@@ -25,7 +25,7 @@ from paceline.model.chat import ChatMessage, EncodedChat
 from paceline.model.fill_in_middle import EncodedInfill
 from paceline.server.admission import RequestState, admit
 from paceline.server.effects import Cancel, Close, EncodePrompt, Send, Submit
-from paceline.server.prompts import ChatPrompt, InfillPrompt, TextPrompt
+from paceline.server.prompts import ChatPrompt, IdsPrompt, InfillPrompt, TextPrompt
 from paceline.server.translation import (
     error_code,
     failure,
@@ -66,6 +66,7 @@ class Session:
 
     session_id: stands in speculation keys, logs and telemetry. clock: seconds since 1970.
     new_id: a fresh id with the given prefix, unique in the server (the engine's request ids).
+    turns: where finished responses are kept; its own if none is given.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Session:
         *,
         clock: Callable[[], float],
         new_id: Callable[[str], str],
+        turns: TurnStore | None = None,
     ) -> None:
         self.session_id = session_id
         self._settings = settings
@@ -82,7 +84,7 @@ class Session:
         self._new_id = new_id
         self._lanes: dict[str | None, deque[OpenRequest]] = {}
         self._open: dict[str, OpenRequest] = {}
-        self._turns = TurnStore(settings.max_stored_tokens)
+        self._turns = TurnStore(settings.max_stored_tokens) if turns is None else turns
         self._is_draining = False
         self._is_closed = False
 
@@ -263,6 +265,8 @@ class Session:
         """The whole conversation. Raises ProtocolError when the previous response is unknown."""
         message = each.message
         if isinstance(message, CompletionCreate):
+            if not isinstance(message.prompt, str):
+                return IdsPrompt(tuple(message.prompt))
             if message.suffix is None:
                 return TextPrompt(message.prompt)
             return InfillPrompt(message.prompt, message.suffix, self._infill_room(message))

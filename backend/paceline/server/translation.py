@@ -16,7 +16,8 @@ from paceline.core.errors import (
 from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
 from paceline.server.refusals import OPTION_NAMES
 from paceline_protocol.errors import ErrorCode, ProtocolError
-from paceline_protocol.requests import CompletionCreate, PacelineOptions
+from paceline_protocol.items import Logprob, TopLogprob
+from paceline_protocol.requests import CompletionCreate, PacelineOptions, ResponseCreate
 from paceline_protocol.responses import (
     InputTokensDetails,
     OutputTokensDetails,
@@ -26,8 +27,9 @@ from paceline_protocol.responses import (
 )
 
 if TYPE_CHECKING:
-    from paceline.core.events import FinishEvent, SpeculationSummary, Usage
-    from paceline_protocol.requests import ResponseCreate
+    from collections.abc import Callable
+
+    from paceline.core.events import CommittedToken, FinishEvent, SpeculationSummary, Usage
 
 MAX_STOP_STRINGS: Final = 16
 _CODES: Final[tuple[tuple[type[PacelineError], ErrorCode], ...]] = (
@@ -93,6 +95,7 @@ def sampling_of(
         "banned_token_ids": (
             None if options.banned_token_ids is None else tuple(options.banned_token_ids)
         ),
+        "top_logprobs": top_logprobs_of(message),
     }
     said = {name: value for name, value in given.items() if value is not None}
     return replace(defaults, **said)  # type: ignore[arg-type]
@@ -129,6 +132,50 @@ def request_of(
         drafter=DrafterKind(options.drafter or "auto"),
         speculation_key=speculation_key,
     )
+
+
+LOGPROBS_INCLUDE: Final = "message.output_text.logprobs"
+
+
+def top_logprobs_of(message: ResponseCreate | CompletionCreate) -> int | None:
+    """How many alternatives are asked for beside each token; None for no log-probabilities."""
+    wanted = isinstance(message, ResponseCreate) and LOGPROBS_INCLUDE in (message.include or ())
+    return 0 if wanted and message.top_logprobs is None else message.top_logprobs
+
+
+def logprob_of(
+    token: CommittedToken, token_bytes: Callable[[int], bytes], ends: frozenset[int]
+) -> Logprob | None:
+    """The log-probabilities of a committed token; None where it has none or ended the answer."""
+    if token.logprob is None or token.token_id in ends:
+        return None
+    chosen = token_bytes(token.token_id)
+    return Logprob(
+        token=_readable(chosen),
+        logprob=_finite(token.logprob.logprob),
+        bytes=list(chosen),
+        top_logprobs=[
+            TopLogprob(
+                token=_readable(alternative), logprob=_finite(logprob), bytes=list(alternative)
+            )
+            for alternative, logprob in (
+                (token_bytes(token_id), logprob) for token_id, logprob in token.logprob.top
+            )
+        ],
+    )
+
+
+def _readable(token: bytes) -> str:
+    """Bytes as text; parts of a character as OpenAI writes them (`bytes:\\xe2\\x9c`)."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no minus infinity; clients know this number for it."""
+    return max(logprob, -9999.0)
 
 
 def usage_of(usage: Usage, *, num_output: int) -> ResponseUsage:
