@@ -1,0 +1,112 @@
+/** Where a message is written. */
+import { useEffect, useRef, useState } from "preact/hooks";
+import { IconButton } from "../shell/icons";
+import { useServices } from "../shell/services";
+import { editing } from "./page";
+import { type ConversationRecord, isUnderWay } from "./records";
+
+const COMPOSER_ID = "composer";
+
+export function focusComposer(): void {
+  // After the change that brings the composer onto the page.
+  setTimeout(() => document.getElementById(COMPOSER_ID)?.focus(), 0);
+}
+
+/** Drafts that were not sent, by conversation. */
+const drafts = new Map<string, string>();
+
+export function Composer({ conversation }: { conversation: ConversationRecord | null }) {
+  const { store, answering, connection } = useServices();
+  const key = conversation?.id ?? "";
+  const [text, setText] = useState(drafts.get(key) ?? "");
+  const area = useRef<HTMLTextAreaElement>(null);
+  useEffect(() => setText(drafts.get(key) ?? ""), [key]);
+  useEffect(() => fit(area.current), [text]);
+
+  const last = conversation === null ? undefined : store.branch(conversation).at(-1)?.value;
+  const running = last !== undefined && isUnderWay(last) ? last : null;
+  const state = connection.state.value;
+
+  function change(value: string): void {
+    drafts.set(key, value);
+    setText(value);
+  }
+
+  function send(): void {
+    if (text.trim() === "" || running !== null) return;
+    const target = conversation ?? store.create();
+    drafts.delete(key);
+    setText("");
+    answering.ask(target.id, text);
+  }
+
+  function onKeyDown(event: KeyboardEvent): void {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      send();
+    } else if (event.key === "ArrowUp" && text === "" && conversation !== null) {
+      const own = store.branch(conversation).findLast((cell) => cell.value.role === "user");
+      if (own !== undefined && running === null) {
+        event.preventDefault();
+        editing.value = own.value.id;
+      }
+    }
+  }
+
+  return (
+    <form
+      class="composer"
+      aria-label="Write a message"
+      onSubmit={(event) => {
+        event.preventDefault();
+        send();
+      }}
+    >
+      <div class="composer-box">
+        <label class="sr-only" for={COMPOSER_ID}>
+          Message
+        </label>
+        <textarea
+          id={COMPOSER_ID}
+          ref={area}
+          rows={1}
+          placeholder="Message"
+          value={text}
+          autofocus
+          enterkeyhint="send"
+          onInput={(event) => change(event.currentTarget.value)}
+          onKeyDown={onKeyDown}
+        />
+        {running !== null ? (
+          <IconButton
+            icon="stop"
+            label="Stop (Escape)"
+            class="round"
+            onClick={() => answering.stop(running)}
+          />
+        ) : (
+          <IconButton
+            icon="send"
+            label="Send (Enter)"
+            class="round"
+            disabled={text.trim() === ""}
+            onClick={send}
+          />
+        )}
+      </div>
+      <p class="composer-note" aria-live="polite">
+        {state === "lost" || state === "connecting"
+          ? "No connection at the moment. What you send goes out as soon as there is one."
+          : state === "needs_key"
+            ? "The server asks for a key."
+            : "Enter sends, Shift+Enter begins a line."}
+      </p>
+    </form>
+  );
+}
+
+function fit(area: HTMLTextAreaElement | null): void {
+  if (area === null) return;
+  area.style.height = "auto";
+  area.style.height = `${area.scrollHeight}px`;
+}

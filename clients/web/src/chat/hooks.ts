@@ -1,0 +1,35 @@
+import type { ReadonlySignal } from "@preact/signals";
+import { useEffect, useState } from "preact/hooks";
+
+/** A signal's value, at most once for each frame: text arrives far more often than it is seen. */
+export function useEachFrame<T>(cell: ReadonlySignal<T>): T {
+  const [value, setValue] = useState(cell.peek());
+  useEffect(() => {
+    let frame = 0;
+    const stop = cell.subscribe(() => {
+      if (frame !== 0) return;
+      frame = requestAnimationFrame(() => {
+        frame = 0;
+        setValue(cell.peek());
+      });
+    });
+    return () => {
+      stop();
+      cancelAnimationFrame(frame);
+    };
+  }, [cell]);
+  return value;
+}
+
+/** Whether the page is as narrow as a phone. */
+export function useNarrow(): boolean {
+  const query = "(max-width: 760px)";
+  const [isNarrow, setNarrow] = useState(() => matchMedia(query).matches);
+  useEffect(() => {
+    const list = matchMedia(query);
+    const change = (): void => setNarrow(list.matches);
+    list.addEventListener("change", change);
+    return () => list.removeEventListener("change", change);
+  }, []);
+  return isNarrow;
+}

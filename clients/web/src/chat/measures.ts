@@ -1,0 +1,99 @@
+/** What is told under an answer: how fast it came, and what speculation did for it. */
+import type { PacelineSummary, SourcedToken } from "../protocol.generated";
+
+export interface Measure {
+  readonly label: string;
+  readonly value: string;
+  /** In one sentence, for those who wonder. */
+  readonly meaning: string;
+}
+
+/** The measures that a server gave; those that it has no number for are left out. */
+export function measuresOf(summary: PacelineSummary, numTokens: number | null): Measure[] {
+  const measures: Measure[] = [];
+  const add = (label: string, value: string | null, meaning: string): void => {
+    if (value !== null) measures.push({ label, value, meaning });
+  };
+  if (numTokens !== null) {
+    add("tokens", String(numTokens), "Tokens of this answer, its end token included.");
+  }
+  add("tok/s", oneDecimal(summary.tokens_per_second), "Tokens of this answer in each second.");
+  add(
+    "first token",
+    milliseconds(summary.time_to_first_token_ms),
+    "From the request to its first token, time in the queue included.",
+  );
+  add(
+    "accepted",
+    percent(summary.acceptance),
+    `The model kept ${summary.num_accepted} of ${summary.num_drafted} drafted tokens; the rate ` +
+      "counts those it examined.",
+  );
+  add(
+    "tokens/step",
+    summary.tokens_per_step === null ? null : summary.tokens_per_step.toFixed(2),
+    "Tokens for each pass of the large model; plain decoding makes 1.",
+  );
+  const gain = gainOf(summary);
+  add(
+    "vs plain",
+    gain === null ? null : `${gain.toFixed(2)}×`,
+    gain === null ? "" : gainInWords(summary, gain),
+  );
+  return measures;
+}
+
+/**
+ * How many times faster than plain decoding, by the server's own measurements of both: below 1 is a
+ * loss. null where the server has no estimate, or nothing was drafted.
+ */
+export function gainOf(summary: PacelineSummary): number | null {
+  const plain = summary.expected_plain_ms;
+  const taken = summary.draft_ms + summary.verify_ms + summary.sample_ms + summary.other_ms;
+  if (plain === null || plain <= 0 || taken <= 0 || summary.num_drafted === 0) return null;
+  return plain / taken;
+}
+
+function gainInWords(summary: PacelineSummary, gain: number): string {
+  const plain = milliseconds(summary.expected_plain_ms) ?? "";
+  const taken = milliseconds(
+    summary.draft_ms + summary.verify_ms + summary.sample_ms + summary.other_ms,
+  );
+  const verdict = gain >= 1 ? "Speculation saved time" : "Speculation cost time";
+  return `${verdict}: ${taken ?? ""} here, ${plain} by plain decoding as the server measured it.`;
+}
+
+export type Source = SourcedToken["source"];
+
+/** In the order of the legend. */
+export const SOURCES: readonly Source[] = ["accepted", "residual", "bonus", "plain"];
+
+export const SOURCE_MEANINGS: Record<Source, { label: string; meaning: string }> = {
+  accepted: { label: "accepted", meaning: "drafted by the small model, accepted by the large one" },
+  residual: { label: "corrected", meaning: "drawn by the large model in place of a rejected draft" },
+  bonus: { label: "bonus", meaning: "drawn by the large model after a whole draft was accepted" },
+  plain: { label: "plain", meaning: "decoded plainly, nothing was drafted" },
+};
+
+/** Number of tokens from each source. */
+export function countSources(tokens: readonly SourcedToken[]): Record<Source, number> {
+  const counts: Record<Source, number> = { accepted: 0, residual: 0, bonus: 0, plain: 0 };
+  for (const token of tokens) counts[token.source] += 1;
+  return counts;
+}
+
+export function oneDecimal(value: number | null): string | null {
+  return value === null ? null : value.toFixed(value < 100 ? 1 : 0);
+}
+
+export function percent(value: number | null): string | null {
+  return value === null ? null : `${Math.round(value * 100)} %`;
+}
+
+/** Three digits are enough. */
+export function milliseconds(value: number | null): string | null {
+  if (value === null) return null;
+  if (value >= 10_000) return `${(value / 1000).toFixed(1)} s`;
+  if (value >= 1000) return `${(value / 1000).toFixed(2)} s`;
+  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
+}

@@ -1,0 +1,80 @@
+/** The chat: conversations at the side, one of them in the middle, the composer below. */
+import { signal } from "@preact/signals";
+import { useEffect, useState } from "preact/hooks";
+import { originsView } from "../shell/browser_state";
+import { Icon, IconButton } from "../shell/icons";
+import { useServices } from "../shell/services";
+import { Composer } from "./composer";
+import { useNarrow } from "./hooks";
+import { SettingsDialog } from "./settings_dialog";
+import { ShortcutsDialog, useShortcuts } from "./shortcuts";
+import { Sidebar } from "./sidebar";
+import { Thread } from "./thread";
+
+export type OpenDialog = "settings" | "shortcuts" | null;
+/** A user's message that is being edited. */
+export const editing = signal<string | null>(null);
+
+export function ChatPage() {
+  const { store } = useServices();
+  const [dialog, setDialog] = useState<OpenDialog>(null);
+  const isNarrow = useNarrow();
+  const [isSidebarOpen, setSidebarOpen] = useState(false);
+  const conversation = store.active;
+  const showsSidebar = !isNarrow || isSidebarOpen;
+  useShortcuts({ openDialog: setDialog });
+  useEffect(() => {
+    setSidebarOpen(false);
+    editing.value = null;
+  }, [conversation?.id]);
+
+  const areOriginsShown = originsView.value === "on";
+  return (
+    <div class="chat">
+      {showsSidebar && <Sidebar onClose={isNarrow ? () => setSidebarOpen(false) : null} />}
+      <main id="main" tabIndex={-1} class="conversation">
+        <div class="conversation-head">
+          {isNarrow && (
+            <IconButton
+              icon="menu"
+              label="Conversations"
+              expanded={isSidebarOpen}
+              onClick={() => setSidebarOpen(!isSidebarOpen)}
+            />
+          )}
+          <h1 class="conversation-title">{conversation?.title ?? "New conversation"}</h1>
+          <button
+            type="button"
+            class="chip-button"
+            aria-pressed={areOriginsShown}
+            title="Colour each token by where it came from (Alt+T)"
+            onClick={() => (originsView.value = areOriginsShown ? "off" : "on")}
+          >
+            <Icon name="tokens" />
+            <span>Token origins</span>
+          </button>
+          <IconButton
+            icon="settings"
+            label="System prompt and sampling"
+            onClick={() => setDialog("settings")}
+          />
+          <IconButton
+            icon="keyboard"
+            label="Keyboard shortcuts"
+            class="wide-only"
+            onClick={() => setDialog("shortcuts")}
+          />
+        </div>
+        {store.storageError.value !== null && (
+          <p class="banner" role="alert">
+            {store.storageError.value}
+          </p>
+        )}
+        <Thread conversation={conversation} />
+        <Composer conversation={conversation} />
+      </main>
+      {dialog === "settings" && <SettingsDialog onClose={() => setDialog(null)} />}
+      {dialog === "shortcuts" && <ShortcutsDialog onClose={() => setDialog(null)} />}
+    </div>
+  );
+}
