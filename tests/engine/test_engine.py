@@ -20,7 +20,7 @@ from paceline.core.errors import (
     QueueFullError,
     RequestError,
 )
-from paceline.core.events import FinishReason, StepResult, TokenSource
+from paceline.core.events import FinishEvent, FinishReason, StepResult, TokenSource
 from paceline.core.limits import EngineLimits
 from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
 from paceline.engine.assembly import ModelPart, assemble
@@ -276,3 +276,35 @@ def test_the_thread_delivers_and_shuts_down_with_an_event_for_everybody() -> Non
     assert thread.status().num_running == 0
     with pytest.raises(EngineStoppedError):
         thread.submit(Request("c", (0, 1), 5, GREEDY))
+
+
+def test_a_fault_of_the_engine_itself_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, _ = counting_engine()
+    results: list[StepResult] = []
+    has_stopped = threading.Event()
+
+    def deliver(result: StepResult) -> None:
+        results.append(result)
+        if not result.status.is_running:
+            has_stopped.set()
+
+    def broken() -> StepResult:
+        raise KeyError("books")
+
+    thread = EngineThread(engine, deliver)
+    engine.submit(Request("a", (0, 1), 90, GREEDY))
+    engine.step()
+    engine._owner = None
+    engine.submit(Request("b", (0, 1), 5, GREEDY))
+    monkeypatch.setattr(engine, "step", broken)
+    thread.start()
+    assert has_stopped.wait(10)
+    finished = [event for result in results for event in result.events]
+    assert {event.request_id for event in finished} == {"a", "b"}
+    assert all(isinstance(event, FinishEvent) and event.error for event in finished)
+    assert "the engine stops" in caplog.text
+    with pytest.raises(EngineStoppedError):
+        thread.submit(Request("c", (0, 1), 5, GREEDY))
+    thread.stop(10)

@@ -150,9 +150,13 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The engine between two steps, for health, metrics and telemetry."""
+    """The engine between two steps, for health, metrics and telemetry.
+
+    is_running: False once it has stopped, on purpose or by a fault.
+    """
 
     step: int = 0
+    is_running: bool = True
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0

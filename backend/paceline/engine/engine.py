@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import (
@@ -30,6 +30,7 @@ from paceline.core.events import (
     TokenEvent,
     TokenSource,
 )
+from paceline.core.request import Request
 from paceline.engine.commit import Committed, DecidedToken, commit, flush_text, summary, usage
 from paceline.engine.decisions import Decision
 from paceline.engine.drafters.interface import Proposal
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.core.limits import EngineLimits
-    from paceline.core.request import Request
     from paceline.engine.decisions import Verdict
     from paceline.engine.drafters.interface import Drafter
     from paceline.engine.policy import SpeculationPolicy
@@ -260,13 +260,20 @@ class Engine:
         return events, times
 
     def abort(self, reason: str) -> StepResult:
-        """End every open request with an error; for shutdown."""
-        events = self._drain()
+        """End every open request with an error, those in the inbox too. The last call there is."""
         error = PacelineError(reason)
-        for sequence in list(self._sequences.values()):
-            events.append(self._finish_event(sequence, FinishReason.ERROR, self._clock(), error))
-            self._close(sequence)
-        self._status = self._make_status(0, StepTimes())
+        now = self._clock()
+        for note in self._inbox:
+            if isinstance(note, Request):
+                self._sequences[note.request_id] = self._make_sequence(note)
+        events = [
+            self._finish_event(sequence, FinishReason.ERROR, now, error)
+            for sequence in self._sequences.values()
+        ]
+        self._inbox.clear()
+        self._sequences.clear()
+        self._arrivals.clear()
+        self._status = replace(self._status, is_running=False, num_running=0, num_waiting=0)
         return StepResult(tuple(events), self._status)
 
     def _drain(self) -> list[EngineEvent]:
@@ -281,20 +288,23 @@ class Engine:
                     )
                     self._close(sequence)
                 continue
-            seed = secrets.randbits(64) if note.sampling.seed is None else note.sampling.seed
-            constraint = None
-            if SamplingConstraint.needed(note.sampling):
-                constraint = SamplingConstraint(note.sampling, note.prompt_ids, note.stop_token_ids)
-            sequence = Sequence(
-                note,
-                self._text_stream(note.prompt_ids),
-                seed,
-                self._arrivals[note.request_id],
-                constraint,
-            )
+            sequence = self._make_sequence(note)
             self._sequences[note.request_id] = sequence
             self._scheduler.add(sequence)
         return events
+
+    def _make_sequence(self, request: Request) -> Sequence:
+        sampling = request.sampling
+        constraint = None
+        if SamplingConstraint.needed(sampling):
+            constraint = SamplingConstraint(sampling, request.prompt_ids, request.stop_token_ids)
+        return Sequence(
+            request,
+            self._text_stream(request.prompt_ids),
+            secrets.randbits(64) if sampling.seed is None else sampling.seed,
+            self._arrivals[request.request_id],
+            constraint,
+        )
 
     def _propose(self, plan: StepPlan) -> Proposal:
         """The drafter's proposal, spread over all entries of the plan."""

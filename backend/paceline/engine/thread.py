@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from paceline.core.limits import EngineLimits
     from paceline.core.request import Request
     from paceline.engine.engine import Engine
+
+_log = logging.getLogger(__name__)
 
 
 class EngineThread:
@@ -64,14 +67,24 @@ class EngineThread:
             raise EngineStoppedError(f"the engine's step did not end within {timeout_s} s")
 
     def _run(self) -> None:
+        reason = "the server is shutting down"
+        try:
+            self._step_until_stopped()
+        except Exception as error:
+            # `Engine.step` contains the failures of a step; what comes through it is a fault of the
+            # engine's own. Its books can't be trusted any more, but nobody may be left waiting.
+            _log.exception("the engine stops")
+            reason = f"the engine stopped: {type(error).__name__}: {error}"
+        with self._wake:
+            self._is_stopping = True
+        self._deliver(self._engine.abort(reason))
+
+    def _step_until_stopped(self) -> None:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._is_stopping or self._engine.has_work)
                 if self._is_stopping:
-                    break
+                    return
             result = self._engine.step()
             if result.events:
                 self._deliver(result)
-        result = self._engine.abort("the server is shutting down")
-        if result.events:
-            self._deliver(result)

@@ -9,6 +9,8 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 
+from paceline.server.web_pages import web_routes
+
 if TYPE_CHECKING:
     from starlette.requests import Request
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build_app(gateway: Gateway) -> Starlette:
-    """Routes are tried in this order; a web UI, mounted on `/`, would have to come last."""
+    """Routes are tried in this order; the browser's pages come last."""
     endpoints = _Endpoints(gateway)
     return Starlette(
         routes=[
@@ -25,6 +27,7 @@ def build_app(gateway: Gateway) -> Starlette:
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/healthz", endpoints.health, methods=["GET"]),
             Route("/readyz", endpoints.ready, methods=["GET"]),
+            *web_routes(),
         ]
     )
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
     from paceline.core.config import ServeConfig
+    from paceline.core.events import EngineStatus
     from paceline.server.admission import SessionSettings
     from paceline.server.bridge import Bridge
     from paceline.server.prompts import TargetCodec
@@ -80,6 +81,11 @@ class Gateway:
     def num_connections(self) -> int:
         """Sockets that are open, or about to be."""
         return self._num_admitted
+
+    @property
+    def status(self) -> EngineStatus:
+        """The engine as of its last step that had something to tell."""
+        return self._bridge.status
 
     async def endpoint(self, websocket: WebSocket) -> None:
         """`GET /v1/responses` upgraded."""
