@@ -113,7 +113,7 @@ def test_resolve_decides_everything() -> None:
         device=Device.CPU,
         dtype=Dtype.BFLOAT16,
         drafter=DrafterKind.AUTO,
-        num_speculative_tokens=4,
+        num_speculative_tokens=16,
         max_model_len=8192,
         max_sequences=32,
         token_budget=256,

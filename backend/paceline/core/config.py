@@ -202,7 +202,8 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
     """Decides every automatic choice.
 
     device: CUDA where there is one. dtype: as stored on CUDA; on a CPU bfloat16 if it computes in
-    it, else float32. num_speculative_tokens: 4. token_budget: 256 on a CPU, whose steps are
+    it, else float32. num_speculative_tokens: 16, since what is drafted below that is decided for
+    each step by measured cost. token_budget: 256 on a CPU, whose steps are
     compute-bound from a few rows on, 2048 on CUDA.
 
     Raises ConfigError for a device that is not there, a length beyond the target's, a budget too
@@ -241,7 +242,8 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
         )
     num_speculative_tokens = config.num_speculative_tokens
     if num_speculative_tokens is None:
-        num_speculative_tokens = 0 if config.drafter is DrafterKind.NONE else 4
+        is_off = config.drafter is DrafterKind.NONE
+        num_speculative_tokens = 0 if is_off else MAX_SPECULATIVE_TOKENS
     return EngineConfig(
         device=device,
         dtype=dtype,

@@ -165,7 +165,7 @@ class Controller:
 
     def __init__(self, cost: CostModel, settings: ControllerSettings) -> None:
         self.cost = cost
-        full = cost.target_seconds(settings.max_sequences, 0)
+        full = cost.target_seconds(settings.max_sequences, 0, settings.max_sequences)
         self.ledger = Ledger(settings.ledger_steps * full)
         self.num_gate_flips = 0
         self.num_load_flips = 0

@@ -72,7 +72,7 @@ def choose_depths(
     num_units = sum(len(offer.survivals) for offer in offers)
     if not num_units:
         return Depths([0] * len(offers), tokens, base_seconds)
-    target = cost.target_range(base.num_rows, base.num_rows + num_units, base.context)
+    target = cost.target_range(base, num_units)
     sample = cost.sample_curve(base.is_drawn).dense(base.num_logits + num_units)
     sample_factor = cost.sample_factor
     passes = cost.draft_curve(base.is_drawn).dense(len(offers) + sum(base.draft_rows[:1]))
@@ -110,7 +110,7 @@ def steady_seconds(
     num_decoding = base.num_sequences
     base_seconds = cost.step_seconds(base)
     sample = cost.sample_curve(base.is_drawn)
-    first_target = cost.target_seconds(base.num_rows, base.context)
+    first_target = cost.target_seconds(base.num_rows, base.context, num_decoding)
     first_sample = sample.at(base.num_logits)
     one_pass = 0.0
     if uses_model:
@@ -118,7 +118,8 @@ def steady_seconds(
     seconds = [base_seconds]
     for gamma in range(1, depth + 1):
         extra = gamma * num_decoding
-        target = cost.target_seconds(base.num_rows + extra, base.context) - first_target
+        rows = base.num_rows + extra
+        target = cost.target_seconds(rows, base.context, num_decoding) - first_target
         sampling = (sample.at(base.num_logits + extra) - first_sample) * cost.sample_factor
         seconds.append(base_seconds + target + sampling + gamma * one_pass)
     return seconds

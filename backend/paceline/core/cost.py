@@ -28,8 +28,9 @@ _FADE = 0.005
 class Curve:
     """Seconds against a count, from points: linear between them, the last slope beyond.
 
-    A measured curve that falls somewhere is noise there: it is made to rise by a running maximum.
-    Below the first point it is constant, and at a count of 0 it is 0.
+    A measured curve that falls somewhere was disturbed before, and a disturbance only ever adds
+    time: no point is higher than any later one. Below the first point it is constant, and at a
+    count of 0 it is 0.
     """
 
     def __init__(self, counts: Sequence[int], seconds: Sequence[float]) -> None:
@@ -41,12 +42,12 @@ class Curve:
         if not all(math.isfinite(second) and second >= 0 for second in seconds):
             raise ValueError(f"seconds must be finite and not negative, got {tuple(seconds)}")
         self.counts = tuple(counts)
-        highest = 0.0
-        rising = []
-        for second in seconds:
-            highest = max(highest, second)
-            rising.append(highest)
-        self.seconds = tuple(rising)
+        least = math.inf
+        falling = []
+        for second in reversed(seconds):
+            least = min(least, second)
+            falling.append(least)
+        self.seconds = tuple(reversed(falling))
         self._dense = [0.0] + [self._between(count) for count in range(1, counts[-1] + 1)]
 
     def at(self, count: int) -> float:
@@ -93,14 +94,16 @@ NOTHING = Curve((1,), (0.0,))
 class CostTable:
     """Measured once for a model, dtype, device and number of threads.
 
-    target: one target pass against its rows, at next to no context. context_seconds: more for each
-    token of context that the rows attend to. sample_greedy, sample_drawn: acceptance and sampling
+    target: one target pass against its rows, all of one sequence, at next to no context.
+    context_seconds: more for each token of context; sequence_seconds: for each further sequence.
+    sample_greedy, sample_drawn: acceptance and sampling
     against rows of logits. draft_greedy, draft_drawn: one draft pass against its rows, with the
     sampling of one token each; None without a draft model.
     """
 
     target: Curve
     context_seconds: float = 0.0
+    sequence_seconds: float = 0.0
     sample_greedy: Curve = NOTHING
     sample_drawn: Curve = NOTHING
     draft_greedy: Curve | None = None
@@ -112,7 +115,12 @@ class CostTable:
             name: None if curve is None else {"counts": curve.counts, "seconds": curve.seconds}
             for name, curve in self._curves().items()
         }
-        return {"format": FORMAT, "context_seconds": self.context_seconds, **curves}
+        return {
+            "format": FORMAT,
+            "context_seconds": self.context_seconds,
+            "sequence_seconds": self.sequence_seconds,
+            **curves,
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> CostTable:
@@ -123,9 +131,13 @@ class CostTable:
             curves = {
                 name: None if points is None else Curve(points["counts"], points["seconds"])
                 for name, points in values.items()
-                if name not in ("format", "context_seconds")
+                if name not in ("format", "context_seconds", "sequence_seconds")
             }
-            return cls(context_seconds=float(values["context_seconds"]), **curves)  # type: ignore[arg-type]
+            return cls(
+                context_seconds=float(values["context_seconds"]),
+                sequence_seconds=float(values["sequence_seconds"]),
+                **curves,  # type: ignore[arg-type]
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a cost table: {error}") from error
 
@@ -200,7 +212,7 @@ class CostModel:
             draft += curve.at(rows)
         return StageSeconds(
             draft * self.draft_factor,
-            self.target_seconds(shape.num_rows, shape.context),
+            self.target_seconds(shape.num_rows, shape.context, shape.num_sequences),
             self.sample_curve(shape.is_drawn).at(shape.num_logits) * self.sample_factor,
             self.other_seconds(shape.num_sequences),
         )
@@ -209,15 +221,20 @@ class CostModel:
         """The predicted time of a step."""
         return self.stages(shape).total
 
-    def target_seconds(self, num_rows: int, context: int) -> float:
-        base = self.table.target.at(num_rows) + self.table.context_seconds * context
-        return base * self.target_factor(num_rows)
+    def target_seconds(self, num_rows: int, context: int, num_sequences: int = 1) -> float:
+        """One target pass."""
+        table = self.table
+        extra = table.context_seconds * context + table.sequence_seconds * (num_sequences - 1)
+        return (table.target.at(num_rows) + extra) * self.target_factor(num_rows)
 
-    def target_range(self, first: int, last: int, context: int) -> list[float]:
-        """`target_seconds` for every number of rows from first to last, in one go."""
+    def target_range(self, base: StepShape, num_more: int) -> list[float]:
+        """`target_seconds` of a step with 0, 1, .. num_more rows more, in one go."""
+        first, last = base.num_rows, base.num_rows + num_more
         dense = self.table.target.dense(last)
         counts, factors, common = self.table.target.counts, self._range_factors, self._target_factor
-        extra = self.table.context_seconds * context
+        extra = self.table.context_seconds * base.context + self.table.sequence_seconds * (
+            base.num_sequences - 1
+        )
         where = self._range(first)
         end = counts[where] if where < len(counts) else last
         factor = common * factors[where]

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.cache.prefix import PrefixCache
+from paceline.core.controller import Controller, ControllerSettings
+from paceline.core.cost import CostModel
 from paceline.core.errors import ConfigError
 from paceline.core.request import DrafterKind
+from paceline.engine.calibration import Calibration
 from paceline.engine.drafters.auto import AutoDrafter
 from paceline.engine.drafters.head import HeadDrafter
 from paceline.engine.drafters.model import ModelDrafter
 from paceline.engine.drafters.ngram import NgramDrafter
 from paceline.engine.drafters.null import NullDrafter
 from paceline.engine.engine import Engine
-from paceline.engine.policy import FixedPolicy
+from paceline.engine.policy import FORCED_DEPTH, AdaptivePolicy, FixedPolicy
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.verifier import Verifier
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Many
 
+    from paceline.core.cost import CostTable
     from paceline.core.limits import EngineLimits
     from paceline.engine.drafters.interface import Drafter
     from paceline.engine.policy import SpeculationPolicy
@@ -60,26 +64,66 @@ def assemble(
     num_speculative_tokens: int,
     prefix_caching: bool = True,
     policy: SpeculationPolicy | None = None,
+    costs: Callable[[Callable[[], CostTable]], CostTable] | None = None,
 ) -> Engine:
     """An engine ready to step.
+
+    num_speculative_tokens: the most tokens drafted in a step. costs: makes speculation adaptive;
+    gets the function that measures the cost table and returns one, measured or kept from earlier.
+    policy: another one than follows from these; without both every draft has the full number.
 
     Raises:
         ConfigError: `drafter` is MODEL without a draft model.
     """
     chosen = make_drafter(drafter, draft, limits)
-    chosen_policy = policy or FixedPolicy(num_speculative_tokens)
+    verifier = Verifier(
+        target.runner, block_size=limits.block_size, vocabulary_size=limits.vocabulary_size
+    )
+    chosen_policy = policy
+    if chosen_policy is None and costs is not None:
+        ngram, model = drafters_of(chosen)
+        scrubs = [target.scrub] if draft is None else [target.scrub, draft.scrub]
+
+        def scrub(blocks: Many[int]) -> None:
+            for each in scrubs:
+                each(blocks)
+
+        table = costs(Calibration(verifier, model, limits, token_budget, scrub).measure)
+        controller = Controller(
+            CostModel(table), ControllerSettings(max_sequences=limits.max_sequences)
+        )
+        chosen_policy = AdaptivePolicy(
+            controller,
+            ngram=ngram,
+            model=model,
+            max_depth=num_speculative_tokens,
+            forced_depth=min(FORCED_DEPTH, num_speculative_tokens),
+        )
+    if chosen_policy is None:
+        chosen_policy = FixedPolicy(num_speculative_tokens)
     cache = PrefixCache(limits.num_blocks, limits.block_size, enabled=prefix_caching)
     return Engine(
         scheduler=Scheduler(cache, limits, chosen, chosen_policy, token_budget),
-        verifier=Verifier(
-            target.runner, block_size=limits.block_size, vocabulary_size=limits.vocabulary_size
-        ),
+        verifier=verifier,
         drafter=chosen,
         policy=chosen_policy,
         limits=limits,
         text_stream=text_stream,
         scrub=target.scrub,
     )
+
+
+def drafters_of(drafter: Drafter) -> tuple[NgramDrafter | None, Drafter | None]:
+    """The n-gram drafter and the one with a model that a drafter is or holds."""
+    match drafter:
+        case AutoDrafter():
+            return drafter.ngram, drafter.model
+        case NgramDrafter():
+            return drafter, None
+        case NullDrafter():
+            return None, None
+        case _:
+            return None, drafter
 
 
 def make_drafter(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.engine.plan import Outcome
     from paceline.engine.sequence import Sequence
 
-_FORCED_BY_DEFAULT = 4
+FORCED_DEPTH = 4
 
 
 class SpeculationPolicy(Protocol):
@@ -134,7 +134,7 @@ class AdaptivePolicy:
         ngram: CopySource | None,
         model: ModelSource | None,
         max_depth: int | None = None,
-        forced_depth: int = _FORCED_BY_DEFAULT,
+        forced_depth: int = FORCED_DEPTH,
     ) -> None:
         self.controller = controller
         self.last_base: StepShape | None = None

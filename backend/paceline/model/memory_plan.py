@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from paceline.core.config import Device
+from paceline.core.controller import MODEL_DEPTH
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -168,8 +169,8 @@ def _share(
 def _buffer_bytes(target: Footprint, draft: Footprint | None, config: EngineConfig) -> int:
     """A step at its largest: every sequence verifies, and the rest of the budget is prefill."""
     gamma = config.num_speculative_tokens
-    num_drafted = config.max_sequences * gamma
-    num_verified = config.max_sequences + num_drafted
+    num_verified = min(config.max_sequences * (1 + gamma), config.token_budget)
+    num_drafted = config.max_sequences * min(gamma, MODEL_DEPTH)
     warped = target.num_bytes + _BYTES_PER_WARPED_LOGIT
     total = num_verified * target.vocabulary_rows * warped
     total += _activation_bytes(target, config.token_budget)

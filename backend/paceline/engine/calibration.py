@@ -1,0 +1,336 @@
+"""Measures what steps cost on this machine, before the first request: some seconds, then cached.
+
+The real verifier and the real drafter run on made-up sequences over the empty K/V pool, so that
+the table holds what a step will do, not what a formula says. Each time is the least of a few runs,
+since other work on the machine only ever adds to it; what is left of noise, and what changes later,
+is corrected while serving (`core.cost.CostModel`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+import paceline
+from paceline.core.cost import CostTable, Curve
+from paceline.core.request import DrafterKind, Request, SamplingParams
+from paceline.engine.drafters.interface import Proposal
+from paceline.engine.plan import PlanEntry
+from paceline.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from collections.abc import Sequence as Many
+    from pathlib import Path
+
+    from paceline.core.limits import EngineLimits
+    from paceline.engine.drafters.interface import Drafter
+    from paceline.engine.verifier import Verifier
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+DRAFT_ROWS = (1, 2, 4, 8, 16, 48, 128, 256, 512)
+REPEATS = 5
+PATIENCE_S = 15.0
+"""After so long, on a slow or busy machine, points are measured once instead of a few times."""
+SHORT_CONTEXT = 8
+LONG_CONTEXT = 256
+
+_GREEDY = SamplingParams(temperature=0.0)
+_DRAWN = SamplingParams(temperature=1.0)
+_DRAFTED = 3
+_log = logging.getLogger(__name__)
+
+
+class _NoText:
+    def append(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+class Calibration:
+    """Measures over an engine's own stages while nothing else uses them.
+
+    model: the drafter that runs a draft model, None without one. token_budget: rows of the largest
+    step. scrub: zeroes blocks of every model. The pool must be empty: block ids from 0 on are
+    written to and scrubbed at the end.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        model: Drafter | None,
+        limits: EngineLimits,
+        token_budget: int,
+        scrub: Callable[[Many[int]], None],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._verifier = verifier
+        self._model = model
+        self._limits = limits
+        self._most_rows = min(
+            token_budget, limits.max_sequence_tokens - 2, limits.max_pool_tokens - 2
+        )
+        self._scrub = scrub
+        self._clock = clock
+        self._started_at = clock()
+
+    def measure(self) -> CostTable:
+        """The table. Takes some seconds on a CPU, less on a GPU."""
+        started = self._started_at = self._clock()
+        counts = [rows for rows in ROWS if rows <= self._most_rows]
+        self._target_seconds(self._one(counts[0], SHORT_CONTEXT))
+        target = [self._target_seconds(self._one(rows, SHORT_CONTEXT)) for rows in counts]
+        table = CostTable(
+            target=Curve(counts, target),
+            context_seconds=self._context_seconds(),
+            sequence_seconds=self._sequence_seconds(),
+            sample_greedy=self._sample_curve(_GREEDY),
+            sample_drawn=self._sample_curve(_DRAWN),
+        )
+        if self._model is not None:
+            table = replace(
+                table,
+                draft_greedy=self._draft_curve(_GREEDY),
+                draft_drawn=self._draft_curve(_DRAWN),
+            )
+        self._scrub(list(range(min(self._limits.num_blocks, self._blocks_used()))))
+        _log.info("step costs measured in %.1f s: %s", self._clock() - started, table.target)
+        return table
+
+    # Target
+
+    def _target_seconds(self, entries: list[PlanEntry]) -> float:
+        drafts = [(1,) * entry.num_drafted for entry in entries]
+
+        def run() -> None:
+            scores = self._verifier.score(entries, drafts)
+            scores.logits[-1:, :1].cpu()
+
+        return self._least(run)
+
+    def _context_seconds(self) -> float:
+        """More time for each token of context, with a few sequences."""
+        count = self._most_sequences(4, LONG_CONTEXT)
+        if count == 0:
+            return 0.0
+        near = self._target_seconds(self._many(count, SHORT_CONTEXT))
+        far = self._target_seconds(self._many(count, LONG_CONTEXT))
+        return max(0.0, far - near) / (count * (LONG_CONTEXT - SHORT_CONTEXT))
+
+    def _sequence_seconds(self) -> float:
+        """More time for rows of another sequence than for rows of the same one."""
+        count = self._most_sequences(16, SHORT_CONTEXT)
+        if count < 2:
+            return 0.0
+        together = self._target_seconds(self._one(count, SHORT_CONTEXT))
+        apart = self._target_seconds(self._many(count, SHORT_CONTEXT))
+        return max(0.0, apart - together) / (count - 1)
+
+    # Sampling and acceptance
+
+    def _sample_curve(self, params: SamplingParams) -> Curve:
+        most = self._most_sequences(self._limits.max_sequences, SHORT_CONTEXT)
+        counts = sorted({count for count in (1, 4, 16, most) if 1 <= count <= most})
+        points = {}
+        for count in counts:
+            for drafted in (0, _DRAFTED) if count == counts[-1] else (0,):
+                rows = count * (1 + drafted)
+                points[rows] = self._sample_seconds(count, drafted, params)
+        return Curve(tuple(points), tuple(points.values()))
+
+    def _sample_seconds(self, count: int, drafted: int, params: SamplingParams) -> float:
+        entries = self._many(count, SHORT_CONTEXT, params, drafted=drafted)
+        proposal = self._propose(entries)
+        drafts = proposal.draft_ids
+        scores = self._verifier.score(entries, drafts)
+        seconds = self._least(lambda: self._verifier.accept(entries, proposal, scores).read())
+        self._release(entries)
+        return seconds
+
+    def _propose(self, entries: list[PlanEntry]) -> Proposal:
+        """What the draft model proposes, or made-up deterministic drafts."""
+        if self._model is not None and entries[0].num_drafted:
+            for entry in entries:
+                self._model.admit(entry.sequence)
+            return self._model.propose(entries)
+        drafts = tuple((1,) * entry.num_drafted for entry in entries)
+        rows = tuple((-1,) * len(draft) for draft in drafts)
+        return Proposal(drafts, rows, ("ngram",) * len(entries))
+
+    # Draft model
+
+    def _draft_curve(self, params: SamplingParams) -> Curve:
+        counts = [rows for rows in DRAFT_ROWS if rows <= self._most_rows]
+        return Curve(counts, [self._draft_seconds(count, params) for count in counts])
+
+    def _draft_seconds(self, rows: int, params: SamplingParams) -> float:
+        """One pass with one row for each of as many sequences as there may be, the rest of the
+        rows being known tokens that the first one lags behind by."""
+        model = self._model
+        if model is None:
+            return 0.0
+        count = min(rows, self._most_sequences(self._limits.max_sequences, SHORT_CONTEXT))
+        lag = rows - count + 1
+        context = max(SHORT_CONTEXT, lag)
+        entries = [self._entry(0, context, params, 0, drafted=1)]
+        entries += [
+            self._entry(index, SHORT_CONTEXT, params, self._offset(context, index), drafted=1)
+            for index in range(1, count)
+        ]
+        entries[0] = replace(entries[0], num_catch_up=lag)
+        for entry in entries:
+            model.admit(entry.sequence)
+
+        def run() -> None:
+            for entry in entries:
+                known = entry.sequence.num_tokens - entry.num_catch_up
+                entry.sequence.num_draft_computed = known
+            model.propose(entries)
+
+        seconds = self._least(run)
+        self._release(entries)
+        return seconds
+
+    def _release(self, entries: Many[PlanEntry]) -> None:
+        if self._model is not None:
+            for entry in entries:
+                self._model.release(entry.sequence)
+
+    # Made-up sequences
+
+    def _one(self, rows: int, context: int) -> list[PlanEntry]:
+        """One sequence that computes so many rows."""
+        entry = self._entry(0, context + rows - 1, _GREEDY, 0)
+        entry.sequence.num_computed = entry.sequence.num_tokens - rows
+        return [replace(entry, num_target_tokens=rows)]
+
+    def _many(
+        self, count: int, context: int, params: SamplingParams = _GREEDY, *, drafted: int = 0
+    ) -> list[PlanEntry]:
+        """So many sequences that decode, with drafted tokens behind."""
+        per_sequence = self._blocks(context + drafted + 1)
+        return [
+            self._entry(index, context, params, index * per_sequence, drafted=drafted)
+            for index in range(count)
+        ]
+
+    def _entry(
+        self,
+        index: int,
+        context: int,
+        params: SamplingParams,
+        first_block: int,
+        *,
+        drafted: int = 0,
+    ) -> PlanEntry:
+        top = self._limits.vocabulary_size
+        prompt = tuple((index * 7919 + position * 104729) % top for position in range(context))
+        request = Request(f"calibration-{index}", prompt, 64, params, drafter=DrafterKind.AUTO)
+        sequence = Sequence(request, _NoText(), index, 0.0)
+        count = self._blocks(context + drafted + 1)
+        sequence.block_table = list(range(first_block, first_block + count))
+        sequence.num_computed = sequence.num_tokens - 1
+        sequence.num_draft_computed = sequence.num_tokens - 1
+        return PlanEntry(sequence, 1, True, drafted, 1 if drafted else 0, DrafterKind.MODEL)
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._limits.block_size)
+
+    def _offset(self, context: int, index: int) -> int:
+        return self._blocks(context + 2) + (index - 1) * self._blocks(SHORT_CONTEXT + 2)
+
+    def _most_sequences(self, wanted: int, context: int) -> int:
+        """How many sequences of that context the pool and the positions have room for."""
+        if context + _DRAFTED + 2 > self._limits.max_sequence_tokens:
+            return 0
+        per_sequence = self._blocks(context + _DRAFTED + 1)
+        return min(wanted, self._limits.max_sequences, self._limits.num_blocks // per_sequence)
+
+    def _blocks_used(self) -> int:
+        rows = self._blocks(self._most_rows + SHORT_CONTEXT)
+        sequences = self._limits.max_sequences * self._blocks(SHORT_CONTEXT + _DRAFTED + 2)
+        return max(rows + sequences, 4 * self._blocks(LONG_CONTEXT + 1))
+
+    def _least(self, run: Callable[[], object]) -> float:
+        """Seconds of a run; long ones are repeated less often."""
+        run()
+        seconds: list[float] = []
+        is_late = self._clock() - self._started_at > PATIENCE_S
+        repeats = 1 if is_late else REPEATS
+        while len(seconds) < repeats and (len(seconds) < 3 or sum(seconds) < 0.4):
+            started = self._clock()
+            run()
+            seconds.append(self._clock() - started)
+        return min(seconds)
+
+
+def cached_costs(
+    folder: Path, key: Mapping[str, object], measure: Callable[[], CostTable]
+) -> CostTable:
+    """The table measured earlier under the same key, else a new one, which is kept.
+
+    folder: made if it is not there. key: everything that the costs depend on (models, dtype,
+    device, threads, versions). A file that cannot be read is measured anew, one that cannot be
+    written is done without.
+    """
+    text = json.dumps(key, sort_keys=True, default=str)
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["key"] == json.loads(text):
+            return CostTable.from_json(stored["costs"])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("the cost table %s is measured anew: %s", path, error)
+    table = measure()
+    document = json.dumps({"key": json.loads(text), "costs": table.to_json()}, indent=1)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(document)
+        os.replace(name, path)
+    except OSError as error:
+        _log.warning("the cost table could not be kept: %s", error)
+    return table
+
+
+def cost_key(
+    *, target: Path, draft: Path | None, dtype: str, device: str, max_sequences: int
+) -> dict[str, object]:
+    """Everything that the costs of a step depend on. target, draft: folders or files of weights."""
+    device_name = platform.processor() or platform.machine()
+    if device == "cuda":
+        device_name = torch.cuda.get_device_name()
+    return {
+        "target": _identity(target),
+        "draft": None if draft is None else _identity(draft),
+        "dtype": dtype,
+        "device": device_name,
+        "threads": torch.get_num_threads(),
+        "max_sequences": max_sequences,
+        "torch": torch.__version__,
+        "paceline": paceline.__version__,
+    }
+
+
+def _identity(path: Path) -> dict[str, object]:
+    """Names, sizes and times of the weights: enough to notice that they are others."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return {
+        "path": str(path.resolve()),
+        "files": [[f.name, f.stat().st_size, int(f.stat().st_mtime)] for f in files if f.exists()],
+    }
