@@ -9,16 +9,16 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 
-from paceline.server.web_pages import web_routes
-
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from starlette.requests import Request
 
     from paceline.server.gateway import Gateway
 
 
-def build_app(gateway: Gateway) -> Starlette:
-    """Routes are tried in this order; the browser's pages come last."""
+def build_app(gateway: Gateway, pages: Iterable[Route] = ()) -> Starlette:
+    """Routes are tried in this order. pages: the browser's, from `web_routes`; they come last."""
     endpoints = _Endpoints(gateway)
     return Starlette(
         routes=[
@@ -27,7 +27,7 @@ def build_app(gateway: Gateway) -> Starlette:
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/healthz", endpoints.health, methods=["GET"]),
             Route("/readyz", endpoints.ready, methods=["GET"]),
-            *web_routes(),
+            *pages,
         ]
     )
 

@@ -27,6 +27,7 @@ from paceline.server.admission import SessionSettings
 from paceline.server.app import build_app
 from paceline.server.bridge import Bridge
 from paceline.server.gateway import Gateway, GatewaySettings
+from paceline.server.web_pages import web_routes
 from paceline.server.websocket_transport import WebSocketTransport
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ async def serve(
 
     Raises ConfigError when the port was taken since `bind`.
     """
+    pages = await anyio.to_thread.run_sync(web_routes)
     _listen(listener)
     bridge = Bridge()
     engine = build_engine(bridge.deliver)
@@ -128,7 +130,7 @@ async def serve(
         codec,
         bridge,
     )
-    server = _Server(build_app(gateway), config.max_message_bytes)
+    server = _Server(build_app(gateway, pages), config.max_message_bytes)
     shutdown = Shutdown(gateway, server, config.grace_period_s)
     engine.start()
     try:
