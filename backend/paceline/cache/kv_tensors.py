@@ -2,7 +2,9 @@
 
 Layout `[2, num_blocks, block_size, num_kv_heads, head_dim]`: index 0 keys (after rotary embedding),
 1 values. `layer[0]` is the paged key pool that CUDA's variable-length attention takes, and one
-`index_select` along dimension 1 gathers keys and values of a block table together.
+`index_select` along dimension 1 gathers keys and values of a block table together. On a CPU the
+heads are outermost in memory (the shape is the same, the strides differ), so that a head's keys
+follow one another and are read as a stream.
 """
 
 from __future__ import annotations
@@ -36,9 +38,7 @@ class KVTensors:
     ) -> None:
         self.shape = shape
         self.layers = tuple(
-            torch.zeros(
-                2, num_blocks, block_size, heads, width, dtype=shape.dtype, device=device
-            )
+            _zeros(num_blocks, block_size, heads, width, shape.dtype, device)
             for heads, width in shape.layers
         )
 
@@ -49,3 +49,17 @@ class KVTensors:
             return
         for layer in self.layers:
             layer[:, torch.as_tensor(blocks, device=layer.device)] = 0
+
+
+def _zeros(
+    num_blocks: int,
+    block_size: int,
+    heads: int,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(2, num_blocks, block_size, heads, width, dtype=dtype, device=device)
+    rows = torch.zeros(2, heads, num_blocks, block_size, width, dtype=dtype)
+    return rows.permute(0, 2, 3, 1, 4)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.model.attention import to_device
-from paceline.model.attention_cpu import PagedAttention
 from paceline.model.attention_cuda import VarlenPagedAttention, varlen_kernel
+from paceline.model.attention_native import CpuAttention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,7 @@ class DraftModuleRunner:
         self._layers = tuple(kv_layers)
         self.device = kv_layers[0].device
         self._kernel = varlen_kernel() if kernel is None and self.device.type == "cuda" else kernel
+        self._attention = CpuAttention(self._layers)
         config = draft.module.config
         self._scale = config.head_dim**-0.5
         self.output_ids = draft.output_ids
@@ -82,4 +83,4 @@ class DraftModuleRunner:
     def _context(self, batch: PackedBatch) -> AttentionContext:
         if self._kernel is not None:
             return VarlenPagedAttention(batch, self._layers, self._kernel, self.device)
-        return PagedAttention(batch, self._layers)
+        return self._attention.context(batch)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.model.attention import to_device
-from paceline.model.attention_cpu import PagedAttention
 from paceline.model.attention_cuda import VarlenPagedAttention, varlen_kernel
+from paceline.model.attention_native import CpuAttention
 from paceline.model.features import FeatureTap
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class ModelRunner:
         self._tap = FeatureTap(model, () if decoder is not None else feature_layers)
         self.device = kv_layers[0].device
         self._kernel = varlen_kernel() if kernel is None and self.device.type == "cuda" else kernel
+        self._attention = CpuAttention(self._layers)
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> ForwardOutput:
@@ -83,4 +84,4 @@ class ModelRunner:
     def _context(self, batch: PackedBatch) -> AttentionContext:
         if self._kernel is not None:
             return VarlenPagedAttention(batch, self._layers, self._kernel, self.device)
-        return PagedAttention(batch, self._layers)
+        return self._attention.context(batch)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from paceline.model.attention_cpu import PagedAttention
 from paceline.model.batch import PackedBatch, Segment, pack
-from paceline.model.fast.lean import AttentionCall, LeanLayer, Rotation
+from paceline.model.fast.lean import AttentionCall, LeanLayer
+from paceline.model.fast.operations import Rotation
 from paceline.model.fast.recognise import NotRecognisedError
 
 if TYPE_CHECKING:

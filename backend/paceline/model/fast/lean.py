@@ -2,8 +2,8 @@
 
 An eager transformers layer spends about as long in Python and in dispatch as the memory needs to
 read its weights. Here a layer is ten kernels: merged query/key/value and gate/up products with
-prepacked weights, rotary embedding on queries and keys together, RMSNorm in few steps. Nothing is
-mutated from step to step; the weights are the only state.
+prepacked weights, and the operations on rows between them. Nothing is mutated from step to step;
+the weights are the only state.
 """
 
 from __future__ import annotations
@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from paceline.model.fast.operations import (
+    NativeOperations,
+    NormWeight,
+    Operations,
+    Rotation,
+    TorchOperations,
+    plain_activation,
+)
 from paceline.model.fast.projection import Projection, make_projection
 from paceline.model.fast.recognise import DecoderParts, LayerParts, norm_epsilon
 from paceline.model.features import FINAL_NORM
@@ -24,47 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from paceline.model.attention import AttentionContext
-
-
-class RootMeanSquareNorm:
-    """RMSNorm over the last dimension: computed in float32, rounded once.
-
-    weight: float32, broadcast against the rows; `1 + weight` models pass the sum.
-    """
-
-    __slots__ = ("_epsilon", "_factor", "_weight")
-
-    def __init__(self, weight: Tensor, width: int, epsilon: float) -> None:
-        self._weight = weight
-        self._epsilon = torch.tensor(epsilon, dtype=torch.float32, device=weight.device)
-        self._factor = 1.0 / width
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(rows, 2, (-1,), True, dtype=torch.float32)
-        scale = torch.addcmul(self._epsilon, length, length, value=self._factor).rsqrt_()
-        output = torch.empty_like(rows, memory_format=torch.contiguous_format)
-        return torch.mul(rows * scale, self._weight, out=output)
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Rotary embedding of a step's rows: cos and sin [T, 1, D], the first half of sin negated so
-    that rotating is a roll."""
-
-    cos: Tensor
-    sin: Tensor
-
-    @classmethod
-    def of(cls, cos: Tensor, sin: Tensor) -> Rotation:
-        """cos, sin: [T, D], as transformers' rotary modules make them."""
-        half = sin.shape[-1] // 2
-        signed = torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
-        return cls(cos.unsqueeze(1), signed.unsqueeze(1))
-
-    def apply(self, heads: Tensor) -> Tensor:
-        """heads: [T, H, D]."""
-        rolled = heads.roll(heads.shape[-1] // 2, -1)
-        return (heads * self.cos).addcmul_(rolled, self.sin)
+    from paceline.model.fast.native import Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,36 +53,38 @@ class LeanLayer:
     num_kv_heads: int
     head_dim: int
     has_rotation: bool
-    attention_norm: RootMeanSquareNorm
+    attention_norm: NormWeight
     query_key_value: Projection
-    head_norm: RootMeanSquareNorm | None
+    head_norm: NormWeight | None
     output: Projection
-    feed_forward_norm: RootMeanSquareNorm
+    feed_forward_norm: NormWeight
     gate_up: Projection
     activation: Callable[[Tensor], Tensor]
     down: Projection
+    operations: Operations
 
     def forward(self, rows: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
         """rows [T, hidden] -> [T, hidden]."""
+        operations = self.operations
         num_rows = rows.shape[0]
-        heads = self.query_key_value(self.attention_norm(rows)).view(num_rows, -1, self.head_dim)
-        num_rotated = self.num_heads + self.num_kv_heads
-        turned = heads[:, :num_rotated]
-        if self.head_norm is not None:
-            turned = self.head_norm(turned)
-        if self.has_rotation:
-            turned = rotation.apply(turned)
+        product = self.query_key_value(operations.norm(rows, self.attention_norm))
+        heads = product.view(num_rows, -1, self.head_dim)
+        num_turned = self.num_heads + self.num_kv_heads
+        turned = operations.turn(
+            heads[:, :num_turned], rotation if self.has_rotation else None, self.head_norm
+        )
         attended = context.attend(
             self.index,
             turned[:, : self.num_heads],
             turned[:, self.num_heads :],
-            heads[:, num_rotated:],
+            heads[:, num_turned:],
             self.call.scale,
             self.call.sliding_window,
         )
-        rows = rows + self.output(attended.reshape(num_rows, -1))
-        gate, up = self.gate_up(self.feed_forward_norm(rows)).chunk(2, dim=-1)
-        return rows + self.down(self.activation(gate).mul_(up))
+        rows, normed = operations.add_norm(
+            rows, self.output(attended.reshape(num_rows, -1)), self.feed_forward_norm
+        )
+        return rows + self.down(operations.gate(self.gate_up(normed), self.activation))
 
 
 class LeanDecoder:
@@ -125,9 +95,10 @@ class LeanDecoder:
         embedding: Tensor,
         rotary: nn.Module,
         layers: Sequence[LeanLayer],
-        norm: RootMeanSquareNorm,
+        norm: NormWeight,
         head: Projection,
         vocabulary_rows: int,
+        operations: Operations,
     ) -> None:
         """embedding: [ids, hidden]. rotary: transformers' own module, called once a step."""
         self._embedding = embedding
@@ -136,6 +107,7 @@ class LeanDecoder:
         self._norm = norm
         self._head = head
         self._vocabulary_rows = vocabulary_rows
+        self._operations = operations
 
     def forward(
         self,
@@ -162,11 +134,11 @@ class LeanDecoder:
             if layer.index in feature_layers:
                 features[layer.index] = rows
         if FINAL_NORM in feature_layers:
-            rows = features[FINAL_NORM] = self._norm(rows)
+            rows = features[FINAL_NORM] = self._operations.norm(rows, self._norm)
         if len(logit_rows) != len(rows):
             rows = rows[logit_rows]
         if FINAL_NORM not in feature_layers:
-            rows = self._norm(rows)
+            rows = self._operations.norm(rows, self._norm)
         logits = self._head(rows) if len(rows) else rows.new_empty(0, self._vocabulary_rows)
         if not feature_layers:
             return logits, None
@@ -178,13 +150,22 @@ class LeanDecoder:
         return Rotation.of(cos[0], sin[0])
 
 
-def make_norm(module: nn.Module, *, offset: float = 0.0) -> RootMeanSquareNorm:
-    """The equivalent of an RMSNorm that scales by `offset + weight`."""
+def make_norm(module: nn.Module, *, offset: float = 0.0) -> NormWeight:
+    """The weight of an RMSNorm that scales by `offset + weight`."""
     weight = module.get_parameter("weight").detach().to(torch.float32) + offset
-    return RootMeanSquareNorm(weight, weight.shape[-1], _epsilon(module))
+    return NormWeight(weight, _epsilon(module))
 
 
-def make_layer(parts: LayerParts, call: AttentionCall, *, has_rotation: bool) -> LeanLayer:
+def make_operations(parts: DecoderParts, kernels: Kernels | None) -> Operations:
+    """Our own kernels if they are there and take this model's heads."""
+    if kernels is None or any(layer.head_dim % 32 for layer in parts.layers):
+        return TorchOperations()
+    return NativeOperations(kernels)
+
+
+def make_layer(
+    parts: LayerParts, call: AttentionCall, operations: Operations, *, has_rotation: bool
+) -> LeanLayer:
     """Packs a layer's weights: a copy of them, while the original is still there."""
     head_dim = parts.head_dim
     num_heads = parts.query.out_features // head_dim
@@ -202,12 +183,15 @@ def make_layer(parts: LayerParts, call: AttentionCall, *, has_rotation: bool) ->
         output=_merge(parts.output),
         feed_forward_norm=make_norm(parts.feed_forward_norm),
         gate_up=_merge(parts.gate, parts.up),
-        activation=_activation(parts.activation),
+        activation=plain_activation(parts.activation),
         down=_merge(parts.down),
+        operations=operations,
     )
 
 
-def make_decoder(parts: DecoderParts, layers: Sequence[LeanLayer]) -> LeanDecoder:
+def make_decoder(
+    parts: DecoderParts, layers: Sequence[LeanLayer], operations: Operations
+) -> LeanDecoder:
     """Packs the head too; `layers` are made already."""
     return LeanDecoder(
         embedding=parts.embedding.weight.detach(),
@@ -216,6 +200,7 @@ def make_decoder(parts: DecoderParts, layers: Sequence[LeanLayer]) -> LeanDecode
         norm=make_norm(parts.norm),
         head=_merge(parts.head),
         vocabulary_rows=parts.head.out_features,
+        operations=operations,
     )
 
 
@@ -232,20 +217,14 @@ def _merge(*linears: nn.Linear) -> Projection:
     return make_projection(weight, torch.cat(biases))
 
 
-def _head_norm(parts: LayerParts, num_heads: int, num_kv_heads: int) -> RootMeanSquareNorm | None:
+def _head_norm(parts: LayerParts, num_heads: int, num_kv_heads: int) -> NormWeight | None:
     if parts.query_norm is None or parts.key_norm is None:
         return None
     weights = [
         norm.get_parameter("weight").detach().to(torch.float32).expand(count, -1)
         for norm, count in ((parts.query_norm, num_heads), (parts.key_norm, num_kv_heads))
     ]
-    return RootMeanSquareNorm(torch.cat(weights), parts.head_dim, _epsilon(parts.query_norm))
-
-
-def _activation(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    if type(module).__name__ in ("SiLU", "SiLUActivation"):
-        return F.silu
-    return module
+    return NormWeight(torch.cat(weights), _epsilon(parts.query_norm))
 
 
 def _epsilon(module: nn.Module) -> float:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.model.fast.equality import check_module
-from paceline.model.fast.lean import RootMeanSquareNorm, make_norm
+from paceline.model.fast.lean import make_norm
+from paceline.model.fast.operations import NormWeight, TorchOperations
 from paceline.model.fast.projection import PackedProjection, can_prepack
 from paceline.model.fast.recognise import is_rms_norm
 
@@ -37,12 +38,13 @@ class PackedLinear(nn.Module):
 class FusedNorm(nn.Module):
     """In place of an RMSNorm."""
 
-    def __init__(self, norm: RootMeanSquareNorm) -> None:
+    def __init__(self, norm: NormWeight) -> None:
         super().__init__()
         self._norm = norm
+        self._operations = TorchOperations()
 
     def forward(self, rows: Tensor) -> Tensor:
-        return self._norm(rows)
+        return self._operations.norm(rows, self._norm)
 
 
 def replace_modules(model: PreTrainedModel) -> tuple[str, ...]:

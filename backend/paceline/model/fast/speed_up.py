@@ -22,7 +22,15 @@ from paceline.model.fast.equality import (
     probe_batches,
     trace,
 )
-from paceline.model.fast.lean import LeanDecoder, LeanLayer, make_decoder, make_layer, make_norm
+from paceline.model.fast.lean import (
+    LeanDecoder,
+    LeanLayer,
+    make_decoder,
+    make_layer,
+    make_norm,
+    make_operations,
+)
+from paceline.model.fast.native import load_kernels
 from paceline.model.fast.projection import can_prepack
 from paceline.model.fast.recognise import DecoderParts, LayerParts, NotRecognisedError, find_decoder
 from paceline.model.fast.replacement import replace_modules
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from paceline.model.fast.lean import AttentionCall
+    from paceline.model.fast.operations import Operations
 
 _SEED = 20250
 
@@ -63,15 +72,16 @@ def speed_up(model: PreTrainedModel) -> FastPath:
         return FastPath(None, (), f"{model.dtype} on {model.device} has no prepacked products")
     try:
         parts = find_decoder(model)
-        calls, rotations = _prove(model, parts)
+        operations = make_operations(parts, load_kernels())
+        calls, rotations = _prove(model, parts, operations)
     except NotRecognisedError as error:
         replaced = replace_modules(model)
         return FastPath(None, replaced, f"the rest is not of the Llama family: {error}")
     layers = []
     for part, has_rotation in zip(parts.layers, rotations, strict=True):
-        layers.append(make_layer(part, calls[part.index], has_rotation=has_rotation))
+        layers.append(make_layer(part, calls[part.index], operations, has_rotation=has_rotation))
         _let_go(part.layer)
-    decoder = make_decoder(parts, layers)
+    decoder = make_decoder(parts, layers, operations)
     is_tied = parts.head.weight is parts.embedding.weight
     if not is_tied:
         _let_go(parts.head)
@@ -80,7 +90,7 @@ def speed_up(model: PreTrainedModel) -> FastPath:
 
 
 def _prove(
-    model: PreTrainedModel, parts: DecoderParts
+    model: PreTrainedModel, parts: DecoderParts, operations: Operations
 ) -> tuple[dict[int, AttentionCall], list[bool]]:
     """Raises NotRecognisedError unless every part has its equivalent and there is nothing else.
 
@@ -96,25 +106,28 @@ def _prove(
         if len(seen.inputs) != len(parts.layers):
             raise NotRecognisedError("its layers do not run once each")
         check_wiring(seen)
-    rotations = [_prove_layer(part, calls[part.index], traces) for part in parts.layers]
-    seen = traces[0]
-    if seen.norm_input is None or not check_module(
-        parts.norm, make_norm(parts.norm), seen.norm_input[0]
+    rotations = [_prove_layer(part, calls[part.index], operations, traces) for part in parts.layers]
+    rows = traces[0].norm_input
+    norm = make_norm(parts.norm)
+    if rows is None or not check_module(
+        parts.norm, lambda rows: operations.norm(rows, norm), rows[0]
     ):
         raise NotRecognisedError("its final norm is no RMSNorm")
     return calls, rotations
 
 
-def _prove_layer(parts: LayerParts, call: AttentionCall, traces: list[Trace]) -> bool:
+def _prove_layer(
+    parts: LayerParts, call: AttentionCall, operations: Operations, traces: list[Trace]
+) -> bool:
     """Whether the layer rotates; some models leave positions out of some layers."""
     cos, _ = traces[0].arguments[parts.index].get("position_embeddings", (None, None))
     if not isinstance(cos, Tensor) or cos.shape[-1] != parts.head_dim:
         raise NotRecognisedError(f"layer {parts.index} has no rotary embedding of its whole heads")
-    lean = make_layer(parts, call, has_rotation=True)
+    lean = make_layer(parts, call, operations, has_rotation=True)
     try:
         check_layer(parts, lean, traces)
     except NotRecognisedError:
-        check_layer(parts, make_layer(parts, call, has_rotation=False), traces)
+        check_layer(parts, make_layer(parts, call, operations, has_rotation=False), traces)
         return False
     return True
 

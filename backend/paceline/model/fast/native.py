@@ -1,0 +1,210 @@
+"""`kernels.cpp`: built once for this machine, kept in the user's cache, called through ctypes.
+
+Needs a C++ compiler with OpenMP, as `torch.compile` does. Without one everything still works, on
+torch's own operations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from filelock import FileLock
+
+from paceline.model.default_weights import cache_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+    "-std=c++17",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+)
+_BUILD_SECONDS = 120
+_log = logging.getLogger(__name__)
+
+_POINTER = ctypes.c_void_p
+_LONG = ctypes.c_int64
+_FLOAT = ctypes.c_float
+_INT = ctypes.c_int
+
+
+class Kernels:
+    """The built library. All tensors are bfloat16 on the CPU unless said otherwise.
+
+    attend: `paceline_attend`, for `attention_native`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._norm = library.paceline_norm
+        self._norm.argtypes = (
+            *(_POINTER,) * 4,
+            _FLOAT,
+            _LONG,
+            _LONG,
+            _POINTER,
+            _INT,
+        )
+        self._rotate = library.paceline_rotate
+        self._rotate.argtypes = (
+            _POINTER,
+            _LONG,
+            *(_POINTER,) * 3,
+            _FLOAT,
+            *(_LONG,) * 3,
+            _INT,
+        )
+        self._silu_mul = library.paceline_silu_mul
+        self._silu_mul.argtypes = (_POINTER, _LONG, _LONG, _POINTER, _INT)
+        self.attend = library.paceline_attend
+        self.attend.argtypes = (
+            *(_POINTER,) * 5,
+            *(_LONG,) * 4,
+            _FLOAT,
+            _LONG,
+            _POINTER,
+            _INT,
+        )
+        for function in (self._norm, self._rotate, self._silu_mul, self.attend):
+            function.restype = None
+        # The library shares torch's OpenMP threads, so it takes as many as torch does.
+        self.num_threads = torch.get_num_threads()
+
+    def norm(self, rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """RMSNorm of rows [T, H]; weight: float32 [H]."""
+        rows = rows.contiguous()
+        output = torch.empty_like(rows)
+        self._norm(
+            rows.data_ptr(),
+            None,
+            None,
+            weight.data_ptr(),
+            epsilon,
+            rows.shape[0],
+            rows.shape[1],
+            output.data_ptr(),
+            self.num_threads,
+        )
+        return output
+
+    def add_norm(
+        self, rows: Tensor, added: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """rows + added, contiguous [T, H] each, and its RMSNorm."""
+        total, output = torch.empty_like(rows), torch.empty_like(rows)
+        self._norm(
+            rows.data_ptr(),
+            added.data_ptr(),
+            total.data_ptr(),
+            weight.data_ptr(),
+            epsilon,
+            rows.shape[0],
+            rows.shape[1],
+            output.data_ptr(),
+            self.num_threads,
+        )
+        return total, output
+
+    def rotate_(
+        self, heads: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, epsilon: float
+    ) -> None:
+        """Rotary embedding of heads [T, H, D] in place, after RMSNorm of each head if there is a
+        weight (float32 [H, D]). cos, sin: contiguous [T, D]."""
+        self._rotate(
+            heads.data_ptr(),
+            heads.stride(0),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            None if weight is None else weight.data_ptr(),
+            epsilon,
+            heads.shape[0],
+            heads.shape[1],
+            heads.shape[2],
+            self.num_threads,
+        )
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up of contiguous [T, 2 * I]."""
+        num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        output = gate_up.new_empty(num_rows, width)
+        self._silu_mul(gate_up.data_ptr(), num_rows, width, output.data_ptr(), self.num_threads)
+        return output
+
+
+@lru_cache(maxsize=1)
+def load_kernels() -> Kernels | None:
+    """The kernels for this machine, built now if they are not in the cache (some seconds, once);
+    None, with a line in the log, where they cannot be built."""
+    compiler = _compiler()
+    if compiler is None:
+        _log.info("no C++ compiler found: attention runs on torch's own operations, slower")
+        return None
+    try:
+        return Kernels(_built(compiler))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        _log.warning("the attention kernels cannot be built, torch's are used: %s", detail)
+        return None
+
+
+def _compiler() -> str | None:
+    names = (os.environ.get("CXX"), "g++", "clang++", "c++")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def _built(compiler: str) -> Path:
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, check=True, timeout=_BUILD_SECONDS
+    ).stdout
+    identity = (_SOURCE.read_text(encoding="utf-8"), compiler, version, _FLAGS, _processor())
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
+    folder = cache_folder() / "kernels"
+    target = folder / f"{digest}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{digest}.lock"):
+        if not target.exists():
+            handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+            os.close(handle)
+            work = Path(name)
+            try:
+                subprocess.run(
+                    [compiler, *_FLAGS, str(_SOURCE), "-o", str(work)],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    timeout=_BUILD_SECONDS,
+                )
+                work.replace(target)
+            finally:
+                work.unlink(missing_ok=True)
+    return target
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
