@@ -13,15 +13,28 @@ from typing import TYPE_CHECKING
 
 import anyio
 import psutil
+import structlog
 import torch
 from rich.console import Console
 
+import paceline
 from paceline.cache.kv_tensors import KVShape, KVTensors
 from paceline.core.config import Device, Dtype, EngineConfig, Facts, ServeConfig, resolve
+from paceline.core.errors import ModelError
 from paceline.core.limits import EngineLimits
-from paceline.engine.assembly import ModelPart, assemble
+from paceline.core.request import DrafterKind
+from paceline.engine.assembly import HeadPart, ModelPart, assemble
+from paceline.engine.calibration import cached_costs, cost_key
 from paceline.engine.thread import EngineThread
-from paceline.model.default_weights import ensure_default_target
+from paceline.model import default_weights
+from paceline.model.draft_folder import (
+    DraftDescription,
+    describe_draft,
+    is_draft_folder,
+    load_draft,
+)
+from paceline.model.draft_runner import DraftModuleRunner
+from paceline.model.fast import speed_up
 from paceline.model.generation_defaults import default_sampling
 from paceline.model.loading import load_model, torch_dtype
 from paceline.model.memory_plan import Footprint, MemoryPlan, plan_memory, render_plan
@@ -38,19 +51,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from anyio.abc import TaskGroup
+    from transformers import PreTrainedModel
 
     from paceline.core.events import StepResult
     from paceline.core.request import SamplingParams
     from paceline.engine.engine import Engine
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger("paceline.composition")
+
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What is going to be loaded, checked; no weights yet."""
+    """What is going to be loaded, checked; no weights yet. draft: another causal LM, or a draft
+    folder made for the target."""
 
     codec: TextCodec
     target: ModelDescription
-    draft: ModelDescription | None
+    draft: ModelDescription | DraftDescription | None
+
+    @property
+    def draft_name(self) -> str | None:
+        match self.draft:
+            case ModelDescription():
+                return self.draft.source.name
+            case DraftDescription():
+                return f"{self.draft.kind} {self.draft.folder.name}"
+            case None:
+                return None
 
 
 def run_server(config: ServeConfig) -> None:
@@ -62,26 +89,14 @@ def run_server(config: ServeConfig) -> None:
         models = check_models(config)
         engine_config = resolve(config, facts_of(models))
         plan = plan_for(models, engine_config, kv_memory=config.kv_memory)
-        console.print(
-            render_plan(
-                plan,
-                target_name=models.target.source.name,
-                draft_name=None if models.draft is None else models.draft.source.name,
-            )
-        )
+        sampling = default_sampling(models.target.source.folder)
+        target_name = models.target.source.name
+        console.print(render_plan(plan, target_name=target_name, draft_name=models.draft_name))
         engine = build_engine(models, engine_config, plan)
     except BaseException:
         listener.close()
         raise
-    anyio.run(
-        _serve,
-        listener,
-        engine,
-        models.codec,
-        config,
-        default_sampling(models.target.source.folder),
-        console,
-    )
+    anyio.run(_serve, listener, engine, models.codec, config, sampling, console)
 
 
 async def _serve(
@@ -105,19 +120,52 @@ async def _serve(
 def check_models(config: ServeConfig) -> Models:
     """Finds target and draft, reads their tokenizers and configurations, and checks that both can
     be served and paired. Makes the default weights if they are asked for and not there yet."""
-    target_spec = config.target or str(ensure_default_target())
+    target_spec = config.target or str(default_weights.ensure_default_target())
     target_source = find_source(target_spec, field="target")
     codec = TextCodec.load(target_source.tokenizer_path)
     target = describe_model(target_source, setting="target")
     fetch_weights(target_source, field="target")
-    draft = None
-    if config.draft is not None:
-        draft_source = find_source(config.draft, field="draft")
-        draft_codec = TextCodec.load(draft_source.tokenizer_path)
-        require_same_vocabulary(codec.vocabulary, draft_codec.vocabulary)
-        draft = describe_model(draft_source, setting="draft")
-        fetch_weights(draft_source, field="draft")
-    return Models(codec, target, draft)
+    draft_spec = config.draft
+    if draft_spec is None and config.target is None:
+        shipped = shipped_draft()
+        draft_spec = None if shipped is None else str(shipped)
+    if draft_spec is None or config.drafter in (DrafterKind.NGRAM, DrafterKind.NONE):
+        return Models(codec, target, None)
+    return Models(codec, target, _check_draft(draft_spec, codec, target))
+
+
+def shipped_draft() -> Path | None:
+    """The draft folder in this package that was made for the default target, if there is one."""
+    root = Path(paceline.__file__).parent / "drafts"
+    folders = [root, *sorted(root.iterdir())] if root.is_dir() else []
+    for folder in folders:
+        if is_draft_folder(folder) and describe_draft(folder).target.name == default_weights.NAME:
+            return folder
+    return None
+
+
+def _check_draft(
+    spec: str, codec: TextCodec, target: ModelDescription
+) -> ModelDescription | DraftDescription:
+    folder = Path(spec).expanduser()
+    if is_draft_folder(folder):
+        head = describe_draft(folder)
+        wanted = (head.target.vocabulary_rows, head.target.hidden_size, head.target.num_layers)
+        actual = (target.embedding_rows, target.hidden_size, len(target.kv_layers))
+        if wanted != actual:
+            raise ModelError(
+                f"draft {spec} was made for {head.target.name}: vocabulary rows, hidden size and "
+                f"layers are {wanted} there and {actual} in {target.source.name}",
+                field="draft",
+            )
+        if not (folder / "model.safetensors").is_file():
+            raise ModelError(f"draft {spec} has no model.safetensors", field="draft")
+        return head
+    source = find_source(spec, field="draft")
+    require_same_vocabulary(codec.vocabulary, TextCodec.load(source.tokenizer_path).vocabulary)
+    draft = describe_model(source, setting="draft")
+    fetch_weights(source, field="draft")
+    return draft
 
 
 def facts_of(models: Models) -> Facts:
@@ -142,11 +190,22 @@ def plan_for(models: Models, config: EngineConfig, *, kv_memory: int | None) -> 
     )
 
 
-def footprint(model: ModelDescription, dtype: Dtype) -> Footprint:
+def footprint(model: ModelDescription | DraftDescription, dtype: Dtype) -> Footprint:
     """A model's sizes in a dtype."""
+    if isinstance(model, DraftDescription):
+        shape = model.config
+        stored = (model.folder / "model.safetensors").stat().st_size // Dtype.BFLOAT16.num_bytes
+        return Footprint(
+            weight_bytes=stored * dtype.num_bytes,
+            kv_bytes_per_token=kv_shape(model, dtype).num_bytes_per_token,
+            vocabulary_rows=shape.num_output_ids,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_bytes=dtype.num_bytes,
+        )
     return Footprint(
         weight_bytes=model.num_parameters * dtype.num_bytes,
-        kv_bytes_per_token=KVShape(model.kv_layers, torch_dtype(dtype)).num_bytes_per_token,
+        kv_bytes_per_token=kv_shape(model, dtype).num_bytes_per_token,
         vocabulary_rows=model.vocabulary_rows,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
@@ -154,14 +213,37 @@ def footprint(model: ModelDescription, dtype: Dtype) -> Footprint:
     )
 
 
+def kv_shape(model: ModelDescription | DraftDescription, dtype: Dtype) -> KVShape:
+    """What one token of a model takes in K/V memory."""
+    if isinstance(model, DraftDescription):
+        shape = model.config
+        layers = ((shape.num_key_value_heads, shape.head_dim),) * shape.num_layers
+        return KVShape(layers, torch_dtype(dtype))
+    return KVShape(model.kv_layers, torch_dtype(dtype))
+
+
 def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engine:
     """Loads the weights, takes the K/V memory and assembles an engine that is ready to step."""
-    target = _load_part(models.target, config, plan, setting="target")
-    draft = None
-    if models.draft is not None:
-        draft = _load_part(models.draft, config, plan, setting="draft")
+    target_model = load_model(models.target, dtype=config.dtype, device=config.device)
+    draft: ModelPart | HeadPart | None = None
+    feature_layers: tuple[int, ...] = ()
+    match models.draft:
+        case ModelDescription():
+            model = load_model(
+                models.draft, dtype=config.dtype, device=config.device, setting="draft"
+            )
+            draft = _model_part(models.draft, model, config, plan)
+        case DraftDescription():
+            # Before the target's weights are rearranged: the head borrows its embedding.
+            loaded = load_draft(models.draft, target_model, models.target.source.name)
+            tensors = _kv_tensors(models.draft, config, plan)
+            runner = DraftModuleRunner(loaded, tensors.layers)
+            feature_layers = runner.feature_layers
+            draft = HeadPart(runner, models.target.max_model_len, tensors.scrub)
+        case None:
+            pass
     return assemble(
-        target=target,
+        target=_model_part(models.target, target_model, config, plan, feature_layers),
         draft=draft,
         drafter=config.drafter,
         limits=EngineLimits(
@@ -175,20 +257,46 @@ def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engi
         text_stream=models.codec.detokenizer,
         token_budget=config.token_budget,
         num_speculative_tokens=config.num_speculative_tokens,
+        costs=partial(
+            cached_costs,
+            default_weights.cache_folder() / "costs",
+            cost_key(
+                target=_weights_path(models.target),
+                draft=None if models.draft is None else _weights_path(models.draft),
+                dtype=config.dtype.value,
+                device=config.device.value,
+                max_sequences=config.max_sequences,
+            ),
+        ),
     )
 
 
-def _load_part(
-    description: ModelDescription, config: EngineConfig, plan: MemoryPlan, *, setting: str
+def _weights_path(description: ModelDescription | DraftDescription) -> Path:
+    if isinstance(description, DraftDescription):
+        return description.folder
+    source = description.source
+    return source.folder if source.gguf_file is None else source.folder / source.gguf_file
+
+
+def _model_part(
+    description: ModelDescription,
+    model: PreTrainedModel,
+    config: EngineConfig,
+    plan: MemoryPlan,
+    feature_layers: tuple[int, ...] = (),
 ) -> ModelPart:
-    model = load_model(description, dtype=config.dtype, device=config.device, setting=setting)
-    tensors = KVTensors(
-        KVShape(description.kv_layers, torch_dtype(config.dtype)),
-        plan.num_blocks,
-        config.block_size,
-        torch.device(config.device.value),
-    )
-    return ModelPart(ModelRunner(model, tensors.layers), description.max_model_len, tensors.scrub)
+    fast = speed_up(model)
+    log.info("model loaded", model=description.source.name, replaced=fast.replaced, kept=fast.kept)
+    tensors = _kv_tensors(description, config, plan)
+    runner = ModelRunner(model, tensors.layers, feature_layers=feature_layers, decoder=fast.decoder)
+    return ModelPart(runner, description.max_model_len, tensors.scrub)
+
+
+def _kv_tensors(
+    model: ModelDescription | DraftDescription, config: EngineConfig, plan: MemoryPlan
+) -> KVTensors:
+    device = torch.device(config.device.value)
+    return KVTensors(kv_shape(model, config.dtype), plan.num_blocks, config.block_size, device)
 
 
 def _available_bytes(device: Device) -> int:
