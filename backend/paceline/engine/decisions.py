@@ -39,8 +39,8 @@ class Decision:
 class Verdict:
     """Outcome of a step for its B sampled entries, not yet read back.
 
-    is_usable: bool [B]. logprobs: of rows packed by entry, num_drafted + 1 for each entry whose
-    num_top is not None; None if there is none such.
+    is_usable: bool [B]. logprobs: packed by entry, num_accepted + 1 for each entry whose num_top is
+    not None; None if there is none such.
     """
 
     acceptance: Acceptance
@@ -64,7 +64,7 @@ class Verdict:
             1,
         ).tolist()
         odds = torch.cat((acceptance.next_prob[:, None], acceptance.survival), 1).tolist()
-        by_entry = self._read_logprobs()
+        by_entry = self._read_logprobs([row[0] for row in counts])
         decisions = []
         for index, (row, (next_prob, *survival)) in enumerate(zip(counts, odds, strict=True)):
             accepted, token, source, usable, examined, passed = row
@@ -78,12 +78,12 @@ class Verdict:
                     passed,
                     tuple(survival[: self.num_drafted[index]]),
                     next_prob,
-                    by_entry.get(index, ())[: accepted + 1],
+                    by_entry.get(index, ()),
                 )
             )
         return decisions
 
-    def _read_logprobs(self) -> dict[int, tuple[TokenLogprob, ...]]:
+    def _read_logprobs(self, num_accepted: list[int]) -> dict[int, tuple[TokenLogprob, ...]]:
         if self.logprobs is None:
             return {}
         rows = zip(
@@ -93,11 +93,9 @@ class Verdict:
             strict=True,
         )
         by_entry = {}
-        for index, (num_drafted, num_top) in enumerate(
-            zip(self.num_drafted, self.num_top, strict=True)
-        ):
+        for index, (accepted, num_top) in enumerate(zip(num_accepted, self.num_top, strict=True)):
             if num_top is not None:
-                mine = [next(rows) for _ in range(num_drafted + 1)]
+                mine = [next(rows) for _ in range(accepted + 1)]
                 by_entry[index] = tuple(
                     TokenLogprob(chosen, tuple(zip(ids[:num_top], top[:num_top], strict=True)))
                     for chosen, ids, top in mine

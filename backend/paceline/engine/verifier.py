@@ -104,19 +104,13 @@ class Verifier:
         ]
         if edits:
             logits = apply_edits(logits, RowEdits.join(edits))
-        finite = torch.isfinite(logits.amax(-1))
-        is_usable = torch.ones(len(sequences), dtype=torch.bool, device=logits.device)
-        if not bool(finite.all()):
-            owner = drafted.tensor(np.repeat(np.arange(len(sequences)), drafted.num_drafted + 1))
-            is_usable[owner[~finite]] = False
-            logits = torch.where(finite[:, None], logits, 0)
         keys = NoiseKeys(
             seeds=np.array([sequence.seed for sequence in sequences], dtype=np.uint64),
             positions=np.array([sequence.num_tokens for sequence in sequences]),
             rounds=np.array([sequence.round for sequence in sequences]),
         )
         params = [sequence.request.sampling for sequence in sequences]
-        acceptance = verify(logits, drafted, params, keys, self._sampled_rule)
+        acceptance, is_usable = verify(logits, drafted, params, keys, self._sampled_rule)
         num_top = tuple(p.top_logprobs for p in params)
         logprobs = _logprobs(scores.logits, num_top, drafted, acceptance)
         num_drafted = tuple(drafted.num_drafted.tolist())
@@ -144,19 +138,20 @@ def _drafted(proposal: Proposal, scores: Scores) -> Drafted:
 def _logprobs(
     logits: Tensor, num_top: Many[int | None], drafted: Drafted, acceptance: Acceptance
 ) -> RowLogprobs | None:
-    """Those of all rows of the sequences that asked, packed in their order; None if none did.
+    """Those of the emitted tokens of the sequences that asked, packed in their order.
 
     logits: as the model gave them, before any edit.
     """
     members = np.array([index for index, count in enumerate(num_top) if count is not None])
     if not len(members):
         return None
-    counts = drafted.num_drafted[members] + 1
-    owner = np.repeat(members, counts)
-    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    at, column = drafted.tensor(owner), drafted.tensor(place)
+    at = drafted.tensor(members)
+    num_accepted = acceptance.num_accepted[at]
+    place = torch.arange(drafted.depth + 1, device=logits.device).expand(len(members), -1)
     # Row i is followed by drafted token i where that was accepted, by the next token where not.
-    tokens = torch.nn.functional.pad(drafted.draft_ids, (0, 1))[at, column]
-    tokens = torch.where(column < acceptance.num_accepted[at], tokens, acceptance.next_token[at])
-    rows = drafted.tensor(drafted.first_rows[owner] + place)
-    return row_logprobs(logits[rows], tokens, max(count or 0 for count in num_top))
+    tokens = torch.nn.functional.pad(drafted.draft_ids, (0, 1))[at]
+    tokens = torch.where(place < num_accepted[:, None], tokens, acceptance.next_token[at, None])
+    rows = drafted.tensor(drafted.first_rows)[at, None] + place
+    is_emitted = place <= num_accepted[:, None]
+    top = max(count or 0 for count in num_top)
+    return row_logprobs(logits[rows[is_emitted]], tokens[is_emitted], top)

@@ -313,13 +313,17 @@ def _excess(
         scaled = target.weights[rows] * factor[:, None]
         return row_sums(_subtract_draft(scaled, target.ids[rows], row_index, drafted).relu_())
     vocab_ids = drafted.vocab_ids
+    width, draft_width = target.weights.shape[1], drafted.rows.shape[1]
+    buffer = target.weights.new_empty(_CHUNK, width)
+    draft_buffer = target.weights.new_empty(_CHUNK, draft_width)
     sums = []
     for part in torch.split(torch.arange(len(rows), device=rows.device), _CHUNK):
-        scaled = target.weights[rows[part]]
-        scaled *= factor[part, None]
-        draft = drafted.rows[row_index[part]]
+        scaled, draft = buffer[: len(part)], draft_buffer[: len(part)]
+        torch.index_select(target.weights, 0, rows[part], out=scaled)
+        torch.index_select(drafted.rows, 0, row_index[part], out=draft)
+        scaled.mul_(factor[part, None])
         if vocab_ids is None:
-            scaled[:, : draft.shape[1]] -= draft
+            scaled[:, :draft_width].sub_(draft)
         else:
             scaled.index_add_(1, vocab_ids, draft, alpha=-1)
         sums.append(row_sums(scaled.relu_()))

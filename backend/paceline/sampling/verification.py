@@ -71,15 +71,23 @@ def verify(
     params: Sequence[SamplingParams],
     keys: NoiseKeys,
     sampled_rule: AcceptRule = AcceptRule.BLOCK,
-) -> Acceptance:
-    """What each sequence accepts and emits.
+) -> tuple[Acceptance, Tensor]:
+    """What each sequence accepts and emits, and whether its rows could be used: bool [B].
 
     Args:
-        logits: [R, V], packed as `acceptance` describes; finite or minus infinity, something finite
-            in each row; already edited by constraints.
+        logits: [R, V], packed as `acceptance` describes; already edited by constraints. A row with
+            NaN or infinity, or with nothing but minus infinity, makes its sequence unusable.
         drafted, params, keys: of the B sequences.
         sampled_rule: see `rule_of`.
     """
+    peaks = logits.amax(-1)
+    is_finite = torch.isfinite(peaks)
+    is_usable = torch.ones(len(params), dtype=torch.bool, device=logits.device)
+    if not bool(is_finite.all()):
+        owner = np.repeat(np.arange(len(params)), drafted.num_drafted + 1)
+        is_usable[drafted.tensor(owner)[~is_finite]] = False
+        logits = torch.where(is_finite[:, None], logits, 0)
+        peaks = torch.where(is_finite, peaks, 0)
     has_rows = (drafted.row_index >= 0) | ~drafted.is_drafted
     has_rows = has_rows.all(1) & (drafted.num_drafted > 0)
     rules = [rule_of(p, bool(h), sampled_rule) for p, h in zip(params, has_rows, strict=True)]
@@ -96,28 +104,30 @@ def verify(
     for (kind, _), listed in groups.items():
         members = np.array(listed)
         if len(groups) == 1:
-            part, rows = drafted, logits
+            part, rows, highest = drafted, logits, peaks
         else:
             part, packed = _select(drafted, members)
-            rows = logits[drafted.tensor(packed)]
+            at = drafted.tensor(packed)
+            rows, highest = logits[at], peaks[at]
         chosen = [params[index] for index in listed]
         outcomes.append(
-            _verify_alike(kind, rows, part, chosen, keys.take(members), is_block[members])
+            _verify_alike(kind, rows, highest, part, chosen, keys.take(members), is_block[members])
         )
     if len(outcomes) == 1:
-        return outcomes[0]
+        return outcomes[0], is_usable
     order = np.argsort(np.concatenate([np.array(listed) for listed in groups.values()]))
     back = drafted.tensor(order)
     joined = (
         torch.cat([getattr(outcome, field.name) for outcome in outcomes])[back]
         for field in fields(Acceptance)
     )
-    return Acceptance(*joined)
+    return Acceptance(*joined), is_usable
 
 
 def _verify_alike(
     rule: AcceptRule,
     logits: Tensor,
+    peaks: Tensor,
     drafted: Drafted,
     params: Sequence[SamplingParams],
     keys: NoiseKeys,
@@ -125,10 +135,10 @@ def _verify_alike(
 ) -> Acceptance:
     """`verify` for sequences of one kind: all greedy, or all seeded or not and truncated or not."""
     if rule is AcceptRule.GREEDY:
-        return matching_acceptance(argmax_lowest(logits), drafted, None)
+        return matching_acceptance(argmax_lowest(logits, peaks), drafted, None)
     owner = np.repeat(np.arange(len(params)), drafted.num_drafted + 1)
     parameters = WarpParameters.of(params, logits.device).take(drafted.tensor(owner))
-    target = warp(logits, parameters)
+    target = warp(logits, parameters, peaks)
     if rule is AcceptRule.SAMPLED:
         place = np.arange(len(owner)) - drafted.first_rows[owner]
         positions = keys.positions[owner] + place

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.sampling.candidates import Candidates, highest
+from paceline.sampling.candidates import Candidates, above, candidates, falling, first_true
 from paceline.sampling.rows import Rows, row_sums
 
 if TYPE_CHECKING:
@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 
     from paceline.core.request import SamplingParams
 
-# Candidates looked at first for top-p and min-p, for rows where they do not do, and for the rest.
-_FEW = 128
-_MANY = 1024
+# How many candidates are looked at first, and in groups of how many ids: where one number rules all
+# cuts of a batch, and where top-p alone can cut anywhere. Then on rows where the cut lies deeper,
+# and at last, on those where it lies deeper still, all.
+_FEW = (96, 32)
+_SOME = (256, 32)
+_DEEPER = ((2048, 8), (8192, 4))
+# Rows of a whole vocabulary that are handled at a time: the temporaries stay in the cache.
+_CHUNK = 8
 # Below this a reciprocal overflows; far above it already, only the highest logits have any weight.
 _LOWEST_TEMPERATURE = 1e-30
 
@@ -37,7 +42,7 @@ _LOWEST_TEMPERATURE = 1e-30
 class WarpParameters:
     """Sampling parameters of R sampled rows as tensors, with what any row needs known on the host.
 
-    temperature, top_p, min_p: float32 [R]. top_k: int64 [R], 0 keeps all.
+    temperature, min_p: float32 [R]. top_p: float64 [R]. top_k: int64 [R], 0 keeps all.
     """
 
     temperature: Tensor
@@ -58,7 +63,7 @@ class WarpParameters:
                 device=device,
             ),
             top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
-            top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
+            top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
             min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
             max_top_k=max((p.top_k for p in params), default=0),
             is_truncated=any(is_truncated(p) for p in params),
@@ -83,103 +88,113 @@ def is_truncated(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
-def argmax_lowest(logits: Tensor) -> Tensor:
-    """Index of the highest logit of each row [R, V] -> int64 [R]; the lowest index on ties."""
-    highest_value = logits.amax(-1, keepdim=True)
-    return (logits == highest_value).to(torch.uint8).argmax(-1)
+def argmax_lowest(logits: Tensor, peaks: Tensor | None = None) -> Tensor:
+    """Index of the highest logit of each row [R, V] -> int64 [R]; the lowest index on ties.
+
+    peaks: [R], the highest logit of each row, if it is known already.
+    """
+    peaks = logits.amax(-1) if peaks is None else peaks
+    return first_true(logits == peaks[:, None])
 
 
-def warp(logits: Tensor, parameters: WarpParameters) -> Rows:
+def warp(logits: Tensor, parameters: WarpParameters, peaks: Tensor | None = None) -> Rows:
     """The distribution of the next token on each row.
 
     Args:
         logits: [R, V], any float type; finite or minus infinity, something finite in each row.
         parameters: of these R rows, none of them greedy.
+        peaks: [R], the highest logit of each row, if it is known already.
     """
-    if not parameters.is_truncated:
-        weights = _weights(logits, logits.amax(-1), parameters.temperature)
-        return Rows(weights, row_sums(weights))
-    vocabulary_size = logits.shape[-1]
-    totals = None
+    peaks = (logits.amax(-1) if peaks is None else peaks).to(torch.float32)
+    if parameters.is_truncated:
+        return _truncated(logits, parameters, peaks)
+    weights = _weigh(logits.to(torch.float32, copy=True), peaks, parameters.temperature)
+    return Rows(weights, row_sums(weights))
+
+
+def _truncated(logits: Tensor, parameters: WarpParameters, peaks: Tensor) -> Rows:
+    whole = None
     if parameters.needs_totals:
-        totals = row_sums(_weights(logits, logits.amax(-1), parameters.temperature))
+        whole = totals(logits, peaks, parameters.temperature)
+    few, group = _FEW if whole is None else _SOME
     # Room for ties at the cut of top-k, so that they rarely need a second look.
-    count = max(_FEW, -(-(parameters.max_top_k + 32) // 64) * 64)
-    candidates, weights, is_complete = _survivors(logits, parameters, totals, count)
-    for larger in (_MANY, vocabulary_size):
-        if count >= min(larger, vocabulary_size) or bool(is_complete.all()):
-            continue
-        count = min(larger, vocabulary_size)
-        missing = (~is_complete).nonzero()[:, 0]
-        part = None if totals is None else totals[missing]
-        more = _survivors(logits[missing], parameters.take(missing), part, count)
-        candidates = _widen(candidates, missing, more[0])
-        weights = torch.nn.functional.pad(weights, (0, more[1].shape[1] - weights.shape[1]))
-        weights[missing] = more[1]
-        is_complete[missing] = more[2]
-    return Rows(weights, weights.to(torch.float64).cumsum(-1)[:, -1], candidates.ids)
+    found = candidates(logits, max(few, parameters.max_top_k + 32), group)
+    cut, is_complete = _cuts(found, parameters, peaks, whole)
+    if not bool(is_complete.all()):
+        found = above(found, cut)
+    for count, size in (*_DEEPER, (logits.shape[-1], 1)):
+        if bool(is_complete.all()):
+            break
+        rows = (~is_complete).nonzero()[:, 0]
+        part = None if whole is None else whole[rows]
+        more = candidates(logits[rows], count, size)
+        cut[rows], is_complete[rows] = _cuts(more, parameters.take(rows), peaks[rows], part)
+        found = _replace(found, rows, above(more, cut[rows]))
+    weights = _weigh(found.values.clone(), peaks, parameters.temperature)
+    weights = torch.where(found.values >= cut[:, None], weights, 0.0)
+    return Rows(weights, weights.to(torch.float64).cumsum(-1)[:, -1], found.ids)
 
 
-def _weights(logits: Tensor, highest_value: Tensor, temperature: Tensor) -> Tensor:
-    """exp((logit - highest) / temperature): float32 [R, V], 1 for the highest."""
-    scaled = logits.to(torch.float32, copy=True)
-    scaled.sub_(highest_value.to(torch.float32)[:, None])
-    return scaled.mul_(1 / temperature[:, None]).exp_()
+def _weigh(logits: Tensor, peaks: Tensor, temperature: Tensor) -> Tensor:
+    """exp((logit - peak) / temperature), in place: float32 [R, V], 1 for the highest."""
+    return logits.sub_(peaks[:, None]).mul_(1 / temperature[:, None]).exp_()
 
 
-def _survivors(
-    logits: Tensor, parameters: WarpParameters, totals: Tensor | None, count: int
-) -> tuple[Candidates, Tensor, Tensor]:
-    """Candidates of each row, their weights (0 outside the cuts), and whether none is missing.
+def totals(logits: Tensor, peaks: Tensor, temperature: Tensor) -> Tensor:
+    """Sum of the weights of each whole row: float64 [R]."""
+    buffer = torch.empty(_CHUNK, logits.shape[1], dtype=torch.float32, device=logits.device)
+    sums = []
+    for part, peak, heat in zip(
+        torch.split(logits, _CHUNK),
+        torch.split(peaks, _CHUNK),
+        torch.split(temperature, _CHUNK),
+        strict=True,
+    ):
+        sums.append(row_sums(_weigh(buffer[: len(part)].copy_(part), peak, heat)))
+    return torch.cat(sums)
 
-    totals: float64 [R], the sum of all weights of a row, for top-p without top-k.
+
+def _cuts(
+    found: Candidates, parameters: WarpParameters, peaks: Tensor, whole: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The lowest logit of each row that survives, and whether that is certain: [R] both.
+
+    It is where nothing beyond the candidates can survive or count.
+    whole: float64 [R], the sum of all weights of a row, for top-p without top-k.
     """
-    found = highest(logits, count)
-    values = found.values
-    weights = _weights(values, values[:, 0], parameters.temperature)
+    values = falling(found.values)
+    weights = _weigh(values.clone(), peaks, parameters.temperature)
     lowest = torch.full_like(found.bound, float("-inf"))
     limit = values.shape[1]
-    cut = lowest
-    if parameters.max_top_k > 0:
-        wanted = parameters.top_k.clamp(1, limit)
-        at_k = values.gather(1, (wanted - 1)[:, None])[:, 0]
-        has_k = parameters.top_k > 0
-        # A k-th value that may be missing some of its ties counts as a cut at the bound, and so
-        # does a k beyond the list: both make the row incomplete.
-        cut = torch.where(has_k, at_k, lowest)
-        in_top_k = values >= cut[:, None]
-        is_complete = ~has_k | ((parameters.top_k <= limit) & (cut > found.bound))
-    else:
-        in_top_k = torch.ones_like(values, dtype=torch.bool)
-        is_complete = torch.ones_like(found.bound, dtype=torch.bool)
-        has_k = torch.zeros_like(is_complete)
-    has_p = parameters.top_p < 1
-    mass = torch.where(in_top_k, weights, 0.0).to(torch.float64)
+    has_k, has_p = parameters.top_k > 0, parameters.top_p < 1
+    wanted = parameters.top_k.clamp(1, limit)
+    cut = torch.where(has_k, values.gather(1, (wanted - 1)[:, None])[:, 0], lowest)
+    is_complete = ~has_k | (parameters.top_k <= found.num_listed)
+    mass = torch.where(values >= cut[:, None], weights, 0.0).to(torch.float64)
     reached = mass.cumsum(-1)
     total = reached[:, -1]
-    if totals is not None:
-        total = torch.where(has_k, total, totals)
-    needed = parameters.top_p.to(torch.float64) * total
+    if whole is not None:
+        total = torch.where(has_k, total, whole)
+    needed = parameters.top_p * total
     num_kept = ((reached - mass) < needed[:, None]).sum(-1).clamp(1, limit)
     at_p = values.gather(1, (num_kept - 1)[:, None])[:, 0]
-    is_complete &= ~has_p | (at_p > found.bound)
     cut = torch.where(has_p, torch.maximum(cut, at_p), cut)
-    least = parameters.min_p[:, None]
-    kept = torch.where(in_top_k & (values >= cut[:, None]) & (weights >= least), weights, 0.0)
-    # Something must rule out what is not listed: a known cut above the bound, or min-p.
-    at_bound = _weights(found.bound[:, None], values[:, 0], parameters.temperature)[:, 0]
-    is_closed = (cut > found.bound) | (at_bound < parameters.min_p)
-    is_whole = found.bound == float("-inf")
-    return found, kept, (is_complete & is_closed) | is_whole
+    is_complete &= ~has_p | (reached[:, -1] >= needed)
+    num_likely = (weights >= parameters.min_p[:, None]).sum(-1).clamp(1, limit)
+    cut = torch.maximum(cut, values.gather(1, (num_likely - 1)[:, None])[:, 0])
+    at_bound = _weigh(found.bound[:, None].clone(), peaks, parameters.temperature)[:, 0]
+    is_complete &= has_k | has_p | (at_bound < parameters.min_p)
+    return cut, is_complete | (found.bound == float("-inf"))
 
 
-def _widen(candidates: Candidates, rows: Tensor, more: Candidates) -> Candidates:
-    """Replace these rows by longer ones; the others get entries that are never drawn."""
-    extra = more.values.shape[1] - candidates.values.shape[1]
+def _replace(found: Candidates, rows: Tensor, more: Candidates) -> Candidates:
+    """Replace the candidates of these rows by longer lists."""
+    extra = more.values.shape[1] - found.values.shape[1]
     pad = torch.nn.functional.pad
-    values = pad(candidates.values, (0, extra), value=float("-inf"))
-    ids = pad(candidates.ids, (0, extra))
-    values[rows], ids[rows] = more.values, more.ids
-    bound = candidates.bound.clone()
-    bound[rows] = more.bound
-    return Candidates(values, ids, bound)
+    values = pad(found.values, (0, max(extra, 0)), value=float("-inf"))
+    ids = pad(found.ids, (0, max(extra, 0)))
+    values[rows] = pad(more.values, (0, max(-extra, 0)), value=float("-inf"))
+    ids[rows] = pad(more.ids, (0, max(-extra, 0)))
+    bound, num_listed = found.bound.clone(), found.num_listed.clone()
+    bound[rows], num_listed[rows] = more.bound, more.num_listed
+    return Candidates(values, ids, bound, num_listed)
