@@ -22,7 +22,8 @@ FORMAT = 1
 _WEIGHT = 0.05
 _MOST_WEIGHT = 0.3
 _CLIP = 1.5
-_FADE = 0.005
+_FADE = 0.01
+_COMMON_WEIGHT = 0.1
 
 
 class Curve:
@@ -290,7 +291,7 @@ class CostModel:
             self.sample_factor *= _ratio(measured.sample, predicted.sample) ** _WEIGHT
         if predicted.target > 0 and measured.target > 0:
             ratio = _ratio(measured.target, predicted.target)
-            self._target_factor *= ratio**_WEIGHT
+            self._target_factor *= ratio**_COMMON_WEIGHT
             where = self._range(shape.num_rows)
             absent = self._num_observed - self._last_visits[where]
             weight = min(_MOST_WEIGHT, 1 - (1 - _WEIGHT) ** absent)
