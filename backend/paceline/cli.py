@@ -181,8 +181,24 @@ def distill(context: typer.Context) -> None:
     distill_app(context.args, prog_name="paceline distill")
 
 
+@app.command(**_PASS_ON)
+def top(context: typer.Context) -> None:
+    """Watch a server's sessions live in the terminal."""
+    from paceline_client.top import app as top_app
+
+    top_app(context.args, prog_name="paceline top")
+
+
+@app.command(**_PASS_ON)
+def lsp(context: typer.Context) -> None:
+    """Completions in an editor: a language server over standard input and output."""
+    with _extra_needed("lsp", "lsp"):
+        from paceline_lsp.command import app as lsp_app
+    lsp_app(context.args, prog_name="paceline lsp")
+
+
 @contextmanager
-def _extra_needed(name: str) -> Iterator[None]:
+def _extra_needed(name: str, extra: str = "serve") -> Iterator[None]:
     """Says what to install when a command's imports are not there."""
     try:
         yield
@@ -191,5 +207,5 @@ def _extra_needed(name: str) -> Iterator[None]:
             raise
         raise ConfigError(
             f"paceline {name} needs {error.name}, which is not installed: "
-            "pip install 'paceline[serve]'"
+            f"pip install 'paceline[{extra}]'"
         ) from error
