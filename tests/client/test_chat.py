@@ -172,7 +172,9 @@ class _Terminal:
         self._leader, follower = pty.openpty()
         code = (
             # A session's leader takes the terminal that it opens first; Ctrl-C then is a signal.
-            "import os, sys; os.open(os.ttyname(0), os.O_RDWR); "
+            # Started from a background job it would inherit that Ctrl-C is ignored.
+            "import os, signal, sys; os.open(os.ttyname(0), os.O_RDWR); "
+            "signal.signal(signal.SIGINT, signal.default_int_handler); "
             f"from paceline_client.chat import run; sys.exit(run(url={url!r}))"
         )
         path = [_ROOT / "clients" / "python", _ROOT / "protocol"]
