@@ -50,6 +50,9 @@ class CharacterCodec:
     name = "fake-model"
     eos_token_ids = frozenset({EOS_ID})
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.text_of(ids)
+
     def token_bytes(self, token_id: int) -> bytes:
         return self.text_of([token_id]).encode()
 

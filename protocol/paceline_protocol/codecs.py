@@ -64,7 +64,7 @@ class Codec(ABC):
         if not isinstance(stream_id, str):
             stream_id = None
         try:
-            return _client_event(value)
+            return client_event(value)
         except ProtocolError as error:
             error.stream_id = stream_id
             raise
@@ -171,8 +171,8 @@ CODECS: Final[dict[str, Codec]] = {
 }
 
 
-def _client_event(value: dict[str, Any]) -> ClientEvent:
-    """The message in plain values. Raises ProtocolError."""
+def client_event(value: dict[str, Any]) -> ClientEvent:
+    """A client event from plain values. Raises ProtocolError."""
     if "type" not in value:
         raise ProtocolError(
             ErrorCode.MISSING_REQUIRED_PARAMETER,

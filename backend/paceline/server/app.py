@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
+
+from paceline.server.http.errors import http_exception
+from paceline.server.http.routes import http_routes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,12 +30,27 @@ def build_app(gateway: Gateway, pages: Iterable[Route] = ()) -> Starlette:
         routes=[
             WebSocketRoute("/v1/responses", gateway.endpoint),
             Route("/v1/responses", endpoints.upgrade_required, methods=["GET"]),
-            Route("/v1/models", endpoints.models, methods=["GET"]),
+            *http_routes(gateway),
             Route("/healthz", endpoints.health, methods=["GET"]),
+            Route("/health", endpoints.health, methods=["GET"]),
             Route("/readyz", endpoints.ready, methods=["GET"]),
             *pages,
-        ]
+        ],
+        middleware=_cross_origin(gateway),
+        exception_handlers={HTTPException: http_exception},
     )
+
+
+def _cross_origin(gateway: Gateway) -> list[Middleware]:
+    """Pages of the operator's other origins may use the HTTP endpoints too. Pure ASGI; sockets pass
+    it untouched."""
+    origins = sorted(gateway.settings.access.allowed_origins)
+    if not origins:
+        return []
+    cors = Middleware(
+        CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+    )
+    return [cors]
 
 
 class _Endpoints:
@@ -49,27 +70,6 @@ class _Endpoints:
             },
             status=426,
             headers={"Upgrade": "websocket", "Connection": "Upgrade"},
-        )
-
-    async def models(self, request: Request) -> Response:
-        """The one model that this server serves."""
-        denial = self._gateway.settings.access.check_key(request.headers)
-        if denial is not None:
-            return denial.response()
-        settings = self._gateway.session_settings
-        return _json(
-            {
-                "object": "list",
-                "data": [
-                    {
-                        "id": settings.model,
-                        "object": "model",
-                        "created": 0,
-                        "owned_by": "paceline",
-                        "max_model_len": settings.limits.max_sequence_tokens,
-                    }
-                ],
-            }
         )
 
     async def health(self, request: Request) -> Response:
