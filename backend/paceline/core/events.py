@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from paceline.core.statistics import EngineTotals, SessionStatus, SpeculationStatus
+
 
 class FinishReason(StrEnum):
     """Why a request ended. Exactly one per request."""
@@ -147,12 +149,22 @@ class StepTimes:
     def total_ms(self) -> float:
         return self.draft_ms + self.verify_ms + self.sample_ms + self.other_ms
 
+    def scaled(self, share: float) -> StepTimes:
+        """A part of each."""
+        return StepTimes(
+            self.draft_ms * share,
+            self.verify_ms * share,
+            self.sample_ms * share,
+            self.other_ms * share,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """The engine between two steps, for health, metrics and telemetry.
 
-    is_running: False once it has stopped, on purpose or by a fault.
+    is_running: False once it has stopped, on purpose or by a fault. sessions: as of the last time
+    that they were written down, see `Engine.watch`.
     """
 
     step: int = 0
@@ -164,6 +176,9 @@ class EngineStatus:
     num_cached_blocks: int = 0
     num_rows: int = 0
     times: StepTimes = field(default_factory=StepTimes)
+    totals: EngineTotals = field(default_factory=EngineTotals)
+    speculation: SpeculationStatus = field(default_factory=SpeculationStatus)
+    sessions: tuple[SessionStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ leave a note in the inbox, which is read at the start of a step and nowhere else
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -36,6 +37,7 @@ from paceline.engine.decisions import Decision
 from paceline.engine.drafters.interface import Proposal
 from paceline.engine.plan import Outcome, StepPlan
 from paceline.engine.sequence import Sequence, SequenceStatus, TextStream
+from paceline.engine.statistics import Statistics
 from paceline.sampling.acceptance import NextSource
 from paceline.sampling.constraints import SamplingConstraint
 
@@ -104,6 +106,9 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._owner: int | None = None
         self._num_steps = 0
+        self._statistics = Statistics()
+        self._watch_interval_s: float | None = None
+        self._sessions_at = -math.inf
         self._status = EngineStatus()
 
     # Called from any thread.
@@ -132,6 +137,11 @@ class Engine:
         """The engine as of the end of the last step."""
         return self._status
 
+    def watch(self, interval_s: float | None) -> None:
+        """Have the status hold all sessions, written down anew no more often than this and when an
+        answer ends; None stops that."""
+        self._watch_interval_s = interval_s
+
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -158,7 +168,8 @@ class Engine:
         except Exception as error:  # whatever broke, its requests must still end with an event
             events += self._fail_running(error)
         self._num_steps += 1
-        self._status = self._make_status(num_rows, times)
+        has_finished = any(isinstance(event, FinishEvent) for event in events)
+        self._status = self._make_status(num_rows, times, is_last_word=has_finished)
         return StepResult(tuple(events), self._status)
 
     def launch(self, plan: StepPlan, started_at: float) -> InFlight:
@@ -244,6 +255,7 @@ class Engine:
         self._observe(in_flight, outcomes)
         times = self._share_times(in_flight, begun_at, read_at)
         self._policy.observe(outcomes, times)
+        self._statistics.observe(outcomes, times, len(in_flight.plan.preempted), read_at)
         # Last, so that the summaries hold this step too.
         for sequence, committed in finished:
             reason = committed.finish or FinishReason.LENGTH
@@ -399,6 +411,7 @@ class Engine:
 
     def _close(self, sequence: Sequence, *, discard: bool = False) -> None:
         self._scrub(self._scheduler.finish(sequence, discard=discard))
+        self._statistics.finish(sequence, self._policy)
         self._policy.release(sequence)
         del self._sequences[sequence.request_id]
         del self._arrivals[sequence.request_id]
@@ -422,8 +435,17 @@ class Engine:
             counters.other_ms += times.other_ms * share
         return times
 
-    def _make_status(self, num_rows: int, times: StepTimes) -> EngineStatus:
+    def _make_status(
+        self, num_rows: int, times: StepTimes, *, is_last_word: bool = False
+    ) -> EngineStatus:
+        """is_last_word: an answer has ended, so that its session may not speak again soon."""
         pool = self._scheduler.cache.pool
+        sessions = self._status.sessions
+        if self._watch_interval_s is not None:
+            now = self._clock()
+            if is_last_word or now - self._sessions_at >= self._watch_interval_s:
+                self._sessions_at = now
+                sessions = self._statistics.sessions(self._policy, now)
         return EngineStatus(
             step=self._num_steps,
             num_running=len(self._scheduler.running),
@@ -433,6 +455,9 @@ class Engine:
             num_cached_blocks=pool.num_cached,
             num_rows=num_rows,
             times=times,
+            totals=self._statistics.totals(*self._policy.num_flips),
+            speculation=self._policy.status(),
+            sessions=sessions,
         )
 
     def _assert_owner(self) -> None:

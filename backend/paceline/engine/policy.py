@@ -18,6 +18,7 @@ from paceline.core.controller import (
 from paceline.core.cost import StageSeconds, StepShape
 from paceline.core.events import Gate
 from paceline.core.request import DrafterKind, Speculation
+from paceline.core.statistics import SpeculationStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
@@ -46,6 +47,19 @@ class SpeculationPolicy(Protocol):
 
     def describe(self, sequence: Sequence) -> tuple[Gate, str]:
         """Where its gate is and why, in words."""
+        ...
+
+    def acceptance(self, sequence: Sequence) -> float | None:
+        """Accepted over examined of its session's last drafted positions; None before any."""
+        ...
+
+    def status(self) -> SpeculationStatus:
+        """The controller as of the last step."""
+        ...
+
+    @property
+    def num_flips(self) -> tuple[int, int]:
+        """How often a session's gate, and the load gate, opened or closed."""
         ...
 
     def release(self, sequence: Sequence) -> None:
@@ -91,6 +105,17 @@ class FixedPolicy:
             return Gate.OFF, "off: the request asked for it"
         count = forced_depth(sequence, self._default)
         return (Gate.ON, f"on: {count} tokens") if count else (Gate.OFF, "off: 0 tokens configured")
+
+    def acceptance(self, sequence: Sequence) -> float | None:
+        counters = sequence.counters
+        return counters.num_passed / counters.num_examined if counters.num_examined else None
+
+    def status(self) -> SpeculationStatus:
+        return SpeculationStatus()
+
+    @property
+    def num_flips(self) -> tuple[int, int]:
+        return 0, 0
 
     def release(self, sequence: Sequence) -> None:
         """Nothing is kept."""
@@ -218,6 +243,26 @@ class AdaptivePolicy:
     def session(self, sequence: Sequence) -> SessionControl:
         """The state of the sequence's session, which survives the sequence."""
         return self.controller.session(sequence.request.speculation_key or sequence.request_id)
+
+    def acceptance(self, sequence: Sequence) -> float | None:
+        if sequence.request.speculation is not Speculation.AUTO:
+            counters = sequence.counters
+            return counters.num_passed / counters.num_examined if counters.num_examined else None
+        return self.controller.acceptance(self.session(sequence))[0]
+
+    def status(self) -> SpeculationStatus:
+        ledger, base = self.controller.ledger, self.last_base
+        predicted = self.predicted_seconds
+        return SpeculationStatus(
+            ledger.level * 1e3,
+            ledger.capacity * 1e3,
+            None if predicted is None else predicted * 1e3,
+            None if base is None else self.controller.break_even_rows(base),
+        )
+
+    @property
+    def num_flips(self) -> tuple[int, int]:
+        return self.controller.num_gate_flips, self.controller.num_load_flips
 
     def release(self, sequence: Sequence) -> None:
         self._chosen.pop(sequence.request_id, None)

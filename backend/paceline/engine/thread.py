@@ -57,6 +57,10 @@ class EngineThread:
     def status(self) -> EngineStatus:
         return self._engine.status()
 
+    def watch(self, interval_s: float | None) -> None:
+        """See `Engine.watch`."""
+        self._engine.watch(interval_s)
+
     def stop(self, timeout_s: float) -> None:
         """End every open request with an error event, then the thread. Call it once."""
         with self._wake:

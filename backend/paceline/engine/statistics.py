@@ -1,0 +1,214 @@
+"""Counts what the steps did: for the engine, and for each session over all its requests."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.core.events import Gate
+from paceline.core.statistics import DEEPEST, STEP_TOKEN_BUCKETS, EngineTotals, SessionStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Sequence as Many
+
+    from paceline.core.events import StepTimes
+    from paceline.engine.plan import Outcome
+    from paceline.engine.policy import SpeculationPolicy
+    from paceline.engine.sequence import Sequence
+
+MAX_SESSIONS = 1024
+_RATE_WINDOW_S = 2.0
+
+
+@dataclass(slots=True)
+class _Session:
+    """Raw counts of one speculation key. window: time and tokens where the rate is taken from."""
+
+    gate: Gate = Gate.OFF
+    reason: str = ""
+    drafter: str = "none"
+    acceptance: float | None = None
+    accepted: list[int] = field(default_factory=lambda: [0] * DEEPEST)
+    examined: list[int] = field(default_factory=lambda: [0] * DEEPEST)
+    depths: list[int] = field(default_factory=lambda: [0] * (DEEPEST + 1))
+    num_steps: int = 0
+    num_tokens: int = 0
+    window: tuple[float, int] | None = None
+    rate: float | None = None
+    time_to_first_token_ms: float | None = None
+    times: StepTimes | None = None
+    num_running: int = 0
+
+
+class Statistics:
+    """Owned by the engine. The least recently active sessions are forgotten."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._running: dict[str, Sequence] = {}
+        self._prompt = self._cached = self._output = self._preemptions = 0
+        self._drafts = self._drafted = self._examined = self._passed = self._accepted = 0
+        self._accepted_at = [0] * DEEPEST
+        self._examined_at = [0] * DEEPEST
+        self._step_counts = [0] * (len(STEP_TOKEN_BUCKETS) + 1)
+        self._step_sum = 0
+        self._seconds = [0.0, 0.0, 0.0, 0.0]
+
+    def observe(
+        self,
+        outcomes: Many[Outcome],
+        times: StepTimes,
+        num_preempted: int,
+        now: float,
+    ) -> None:
+        """One step, after commit. now: seconds of the engine's clock."""
+        num_prefill = num_committed = 0
+        share = 1 / max(1, len(outcomes))
+        for outcome in outcomes:
+            sequence = outcome.sequence
+            if sequence.request_id not in self._running:
+                self._begin(sequence)
+            if outcome.num_before == sequence.num_prompt:
+                num_prefill += outcome.num_rows
+            num_committed += outcome.num_committed
+            if outcome.num_committed:
+                self._count(outcome, now)
+            self._session(sequence).times = times.scaled(share)
+        self._output += num_committed
+        self._preemptions += num_preempted
+        tokens = num_prefill + num_committed
+        self._step_counts[bisect_left(STEP_TOKEN_BUCKETS, tokens)] += 1
+        self._step_sum += tokens
+        for stage, milliseconds in enumerate(
+            (times.draft_ms, times.verify_ms, times.sample_ms, times.other_ms)
+        ):
+            self._seconds[stage] += milliseconds / 1e3
+
+    def finish(self, sequence: Sequence, policy: SpeculationPolicy) -> None:
+        """A sequence has ended; what is known of its session stays."""
+        if self._running.pop(sequence.request_id, None) is None:
+            return
+        session = self._session(sequence)
+        session.num_running -= 1
+        self._describe(session, sequence, policy)
+
+    def totals(self, num_session_flips: int = 0, num_load_flips: int = 0) -> EngineTotals:
+        draft, verify, sample, other = self._seconds
+        return EngineTotals(
+            self._prompt,
+            self._cached,
+            self._output,
+            self._preemptions,
+            self._drafts,
+            self._drafted,
+            self._examined,
+            self._passed,
+            self._accepted,
+            tuple(self._accepted_at),
+            tuple(self._examined_at),
+            num_session_flips,
+            num_load_flips,
+            tuple(self._step_counts),
+            self._step_sum,
+            draft,
+            verify,
+            sample,
+            other,
+        )
+
+    def sessions(self, policy: SpeculationPolicy, now: float) -> tuple[SessionStatus, ...]:
+        """All sessions that are remembered, the most recently active last."""
+        for sequence in self._running.values():
+            self._describe(self._session(sequence), sequence, policy)
+        return tuple(self._status(key, session, now) for key, session in self._sessions.items())
+
+    def _begin(self, sequence: Sequence) -> None:
+        self._running[sequence.request_id] = sequence
+        self._session(sequence).num_running += 1
+        self._prompt += sequence.num_prompt
+        self._cached += sequence.num_cached_prompt or 0
+
+    def _count(self, outcome: Outcome, now: float) -> None:
+        sequence = outcome.sequence
+        session = self._session(sequence)
+        if sequence.num_output == outcome.num_committed:
+            session.time_to_first_token_ms = (now - sequence.arrived_at) * 1e3
+            # Between two answers nobody generates: the rate starts anew.
+            session.window = (now, session.num_tokens + outcome.num_committed)
+        session.num_steps += 1
+        session.num_tokens += outcome.num_committed
+        session.depths[min(outcome.num_drafted, DEEPEST)] += 1
+        if session.window is not None and now - session.window[0] >= _RATE_WINDOW_S:
+            session.rate = (session.num_tokens - session.window[1]) / (now - session.window[0])
+            session.window = (now, session.num_tokens)
+        if not outcome.num_drafted:
+            return
+        session.drafter = sequence.drafter_name
+        self._drafts += 1
+        self._drafted += outcome.num_drafted
+        self._examined += outcome.num_examined
+        self._passed += outcome.num_passed
+        self._accepted += outcome.num_accepted
+        for position in range(min(outcome.num_accepted, DEEPEST)):
+            session.accepted[position] += 1
+            self._accepted_at[position] += 1
+        for position in range(min(outcome.num_examined, DEEPEST)):
+            session.examined[position] += 1
+            self._examined_at[position] += 1
+
+    def _describe(self, session: _Session, sequence: Sequence, policy: SpeculationPolicy) -> None:
+        session.gate, session.reason = policy.describe(sequence)
+        session.acceptance = policy.acceptance(sequence)
+
+    def _session(self, sequence: Sequence) -> _Session:
+        key = sequence.request.speculation_key or sequence.request_id
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = _Session()
+            self._forget_one()
+        else:
+            self._sessions.move_to_end(key)
+        return session
+
+    def _forget_one(self) -> None:
+        if len(self._sessions) <= MAX_SESSIONS:
+            return
+        idle = (key for key, session in self._sessions.items() if not session.num_running)
+        oldest = next(idle, None)
+        if oldest is not None:
+            del self._sessions[oldest]
+
+    def _status(self, key: str, session: _Session, now: float) -> SessionStatus:
+        times = session.times
+        rate = session.rate
+        if rate is None and session.window is not None and now > session.window[0]:
+            rate = (session.num_tokens - session.window[1]) / (now - session.window[0])
+        return SessionStatus(
+            key=key,
+            active=session.num_running > 0,
+            gate=session.gate,
+            reason=session.reason,
+            drafter=session.drafter,
+            acceptance=session.acceptance,
+            accepted_per_position=_trimmed(session.accepted),
+            examined_per_position=_trimmed(session.examined),
+            gamma_histogram=_trimmed(session.depths),
+            tokens_per_step=session.num_tokens / session.num_steps if session.num_steps else None,
+            tokens_per_second=rate,
+            time_to_first_token_ms=session.time_to_first_token_ms,
+            draft_ms=0.0 if times is None else times.draft_ms,
+            verify_ms=0.0 if times is None else times.verify_ms,
+            sample_ms=0.0 if times is None else times.sample_ms,
+            other_ms=0.0 if times is None else times.other_ms,
+        )
+
+
+def _trimmed(counts: Iterable[int]) -> tuple[int, ...]:
+    """Without the zeros at the end."""
+    known = list(counts)
+    while known and not known[-1]:
+        known.pop()
+    return tuple(known)
