@@ -4,7 +4,7 @@
 only then puts it in place. What it does not recognise stays as transformers wrote it.
 """
 
+from paceline.model.fast.fast_path import FastPath, speed_up
 from paceline.model.fast.lean import LeanDecoder
-from paceline.model.fast.speed_up import FastPath, speed_up
 
 __all__ = ["FastPath", "LeanDecoder", "speed_up"]

@@ -1,10 +1,12 @@
 """Proof on random input that an equivalent computes what the original does.
 
-Two programs for the same formula round differently, so bits cannot be compared. What can: the
-distance of each from the same formula in float32 on the same weights. `is_as_exact` accepts an
-equivalent whose distance is at most twice the original's. Right equivalents come out near one (they
-round fewer times); a forgotten factor, a wrong norm or a rotation the other way round is hundreds
-of roundings off.
+Two programs for the same formula round differently, so bits cannot be compared. Layers are compared
+twice. In float32 both must agree to one part in ten thousand: a hundred times what the order of
+sums makes of them, and far less than a forgotten factor, a wrong norm or another activation would
+show. In the model's own type the measure is the distance from the original in float32 on the same
+weights: `is_as_exact` accepts an equivalent whose distance is at most twice the original's. Right
+ones come out near one (they round fewer times); a wrong kernel or a misplaced weight is many
+roundings off.
 """
 
 from __future__ import annotations
@@ -18,17 +20,19 @@ from torch import Tensor, nn
 
 from paceline.model.attention_cpu import PagedAttention
 from paceline.model.batch import PackedBatch, Segment, pack
-from paceline.model.fast.lean import AttentionCall, LeanLayer
-from paceline.model.fast.operations import Rotation
-from paceline.model.fast.recognise import NotRecognisedError
+from paceline.model.fast.lean import AttentionCall, make_layer
+from paceline.model.fast.operations import Rotation, TorchOperations
+from paceline.model.fast.recognise import NotRecognisedError, find_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from transformers import PreTrainedModel
 
+    from paceline.model.fast.operations import Operations
     from paceline.model.fast.recognise import DecoderParts, LayerParts
 
+_FLOAT32_TOLERANCE = 1e-4
 _MOST_TIMES_THE_ORIGINALS_ERROR = 2.0
 _BLOCK_SIZE = 8
 # Blocks of the three sequences of `probe_batches`, out of order so that paging is exercised.
@@ -179,14 +183,27 @@ def check_wiring(seen: Trace) -> None:
             raise NotRecognisedError(f"something happens between {between}")
 
 
-def check_layer(parts: LayerParts, lean: LeanLayer, traces: list[Trace]) -> None:
+def check_layer(
+    parts: LayerParts,
+    call: AttentionCall,
+    operations: Operations,
+    traces: list[Trace],
+    *,
+    has_rotation: bool,
+) -> None:
     """Compare a layer with its equivalent, over both steps of the trace.
 
-    Inputs are those of the trace at a 64th of their size: an RMSNorm undoes that, so that what the
-    layer adds stands out from what it passes on.
+    First both in float32, which shows that the formula is the same; then in the model's own type,
+    which shows that the kernels and the packed weights are right. Inputs are those of the trace at
+    a 64th of their size: an RMSNorm undoes that, so that what the layer adds stands out from what
+    it passes on.
     """
     exact_layer = copy.deepcopy(parts.layer).float()
-    memories = [ScratchMemory() for _ in range(3)]
+    formula = make_layer(
+        find_layer(exact_layer, parts.index), call, TorchOperations(), has_rotation=has_rotation
+    )
+    lean = make_layer(parts, call, operations, has_rotation=has_rotation)
+    memories = [ScratchMemory() for _ in range(4)]
     for seen in traces:
         rows = seen.inputs[parts.index] / 64
         arguments = dict(seen.arguments[parts.index])
@@ -194,10 +211,14 @@ def check_layer(parts: LayerParts, lean: LeanLayer, traces: list[Trace]) -> None
         original = _run(parts.layer, rows, arguments, memories[0], seen.batch)
         wide = arguments | {"position_embeddings": (cos.float(), sin.float())}
         exact = _run(exact_layer, rows.float(), wide, memories[1], seen.batch)
-        rotation = Rotation.of(cos[0], sin[0])
-        value = lean.forward(rows[0], rotation, memories[2].begin(seen.batch))[None]
-        if not is_as_exact(value, original, exact):
+        rotation = Rotation.of(cos[0].float(), sin[0].float())
+        same = formula.forward(rows[0].float(), rotation, memories[2].begin(seen.batch))[None]
+        if not bool((same - exact).norm() <= exact.norm() * _FLOAT32_TOLERANCE):
             raise NotRecognisedError(f"layer {parts.index} computes something else")
+        rotation = Rotation.of(cos[0], sin[0])
+        value = lean.forward(rows[0], rotation, memories[3].begin(seen.batch))[None]
+        if not is_as_exact(value, original, exact):
+            raise NotRecognisedError(f"layer {parts.index} comes out less exact")
 
 
 def _run(

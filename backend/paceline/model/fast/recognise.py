@@ -76,7 +76,7 @@ def find_decoder(model: PreTrainedModel) -> DecoderParts:
     return DecoderParts(
         base=base,
         embedding=_exactly(base, "embed_tokens", nn.Embedding),
-        layers=tuple(_find_layer(layer, i) for i, layer in enumerate(layers.children())),
+        layers=tuple(find_layer(layer, i) for i, layer in enumerate(layers.children())),
         rotary=_child(base, "rotary_emb"),
         norm=_norm(base, "norm"),
         head=_exactly(model, "lm_head", nn.Linear),
@@ -101,7 +101,8 @@ def norm_epsilon(module: nn.Module) -> float | None:
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-def _find_layer(layer: nn.Module, index: int) -> LayerParts:
+def find_layer(layer: nn.Module, index: int) -> LayerParts:
+    """Raises NotRecognisedError for a layer of another structure."""
     expected = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
     _expect(layer, expected, f"layer {index}")
     attention, feed_forward = _child(layer, "self_attn"), _child(layer, "mlp")

@@ -123,13 +123,15 @@ def _prove_layer(
     cos, _ = traces[0].arguments[parts.index].get("position_embeddings", (None, None))
     if not isinstance(cos, Tensor) or cos.shape[-1] != parts.head_dim:
         raise NotRecognisedError(f"layer {parts.index} has no rotary embedding of its whole heads")
-    lean = make_layer(parts, call, operations, has_rotation=True)
-    try:
-        check_layer(parts, lean, traces)
-    except NotRecognisedError:
-        check_layer(parts, make_layer(parts, call, operations, has_rotation=False), traces)
-        return False
-    return True
+    for has_rotation in (True, False):
+        try:
+            check_layer(parts, call, operations, traces, has_rotation=has_rotation)
+        except NotRecognisedError:
+            if not has_rotation:
+                raise
+        else:
+            break
+    return has_rotation
 
 
 def _let_go(module: nn.Module) -> None:
