@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from paceline.cache.kv_tensors import KVShape, KVTensors
+from paceline.core.controller import PLAIN
 from paceline.core.limits import EngineLimits
 from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
 from paceline.engine.assembly import HeadPart, ModelPart, assemble
@@ -148,11 +150,9 @@ def by_hand(
     draft: LoadedDraft,
     known: tuple[int, ...],
     count: int,
-    missing: tuple[int, ...] = (),
 ) -> list[int]:
-    """A greedy draft behind the known tokens, from features computed anew; those of the
-    missing positions are gone."""
-    driver, hidden = drive_by_hand(target, draft, known, missing)
+    """A greedy draft behind the known tokens, from features computed anew."""
+    driver, hidden = drive_by_hand(target, draft, known)
     drafted: list[int] = []
     with torch.no_grad():
         while True:
@@ -168,7 +168,6 @@ def drive_by_hand(
     target: PreTrainedModel,
     draft: LoadedDraft,
     known: tuple[int, ...],
-    missing: tuple[int, ...] = (),
 ) -> tuple[Driver, torch.Tensor]:
     """A driver that has all true rows of the known tokens, and the last hidden row."""
     ids = torch.tensor(known)
@@ -179,7 +178,6 @@ def drive_by_hand(
         layers = draft.module.config.feature_layers
         states = [output.hidden_states[-1 if i < 0 else i + 1][0] for i in layers]
         features = torch.stack(states, 1) if states else torch.zeros(len(ids), 0, 32)
-        features[list(missing)] = 0.0
         driver = Driver(draft.module)
         return driver, driver.extend(ids, features[:-1])
 
@@ -243,41 +241,46 @@ def test_short_of_blocks_it_still_ends_and_drafts_stay_right(
         assert list(made.ids) == by_hand(target, draft, made.known, len(made.ids))
 
 
-def test_a_prefix_from_the_cache_brings_its_draft_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("first", list(Speculation))
+def test_behind_a_prefix_from_the_cache_nothing_is_missing(
+    first: Speculation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whether the sequence that computed the prefix drafted or not."""
     target = tiny_llama(10, layers=3)
     draft = tiny_draft(target, tmp_path)
     engine, drafted = head_engine(target, draft, monkeypatch, prefix_caching=True)
     shared = prompt(3, 22)
-    engine.submit(request("first", shared))
+    engine.submit(replace(request("first", shared), speculation=first))
     run_to_end(engine)
-    first = len(drafted)
+    drafted.clear()
     engine.submit(request("second", (*shared, 7, 9)))
     outputs = run_to_end(engine)
     assert outputs.finished["second"].usage.num_cached == 20
-    assert len(drafted) > first
-    for made in drafted[first:]:
-        # Of the cached positions the draft's rows are there, but no features: the first row behind
-        # them lacks its own.
-        assert list(made.ids) == by_hand(target, draft, made.known, len(made.ids), missing=(19,))
+    assert drafted
+    for made in drafted:
+        assert list(made.ids) == by_hand(target, draft, made.known, len(made.ids))
 
 
-def test_a_prefix_without_draft_rows_costs_acceptance_alone(
+def test_drafting_begins_again_where_it_left_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A policy that drafts in every fifth step alone."""
     target = tiny_llama(11, layers=3)
     draft = tiny_draft(target, tmp_path)
-    engine, drafted = head_engine(target, draft, monkeypatch, prefix_caching=True)
-    shared = prompt(4, 22)
-    engine.submit(replace(request("first", shared), speculation=Speculation.OFF))
+    engine, drafted = head_engine(target, draft, monkeypatch)
+    choose, calls = engine._policy.choose, itertools.count()
+
+    def now_and_then(decoding, num_prefill_rows):  # type: ignore[no-untyped-def]
+        chosen = choose(decoding, num_prefill_rows)
+        return chosen if next(calls) % 5 == 4 else [PLAIN] * len(chosen)
+
+    monkeypatch.setattr(engine._policy, "choose", now_and_then)
+    for index in range(3):
+        engine.submit(request(f"r{index}", prompt(index + 20, 9 + index), new=40))
     run_to_end(engine)
-    engine.submit(request("second", (*shared, 7, 9)))
-    with_cache = run_to_end(engine).tokens["second"]
-    assert drafted
-    alone, _ = head_engine(target, draft, monkeypatch)
-    alone.submit(request("second", (*shared, 7, 9)))
-    assert with_cache == run_to_end(alone).tokens["second"]
+    assert len(drafted) > 6
+    for made in drafted:
+        assert list(made.ids) == by_hand(target, draft, made.known, len(made.ids))
 
 
 def test_sampled_drafts_stay_within_the_drafts_ids(

@@ -1,14 +1,21 @@
-"""A draft module with its K/V memory, ready for packed passes over paged blocks."""
+"""A draft module with its memory, ready for packed passes over paged blocks.
+
+Beside keys and values the memory holds the target's features of every position that the target has
+computed, under the same slots. So they are there whenever the module catches up: after a long time
+without drafting, and behind a prefix that another sequence computed.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from paceline.model.attention import to_device
 from paceline.model.attention_cuda import VarlenPagedAttention, varlen_kernel
 from paceline.model.attention_native import CpuAttention
+from paceline.model.fast.projection import PackedProjection, can_prepack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,15 +24,25 @@ if TYPE_CHECKING:
 
     from paceline.model.attention import AttentionContext
     from paceline.model.attention_cuda import VarlenKernel
-    from paceline.model.batch import PackedBatch
+    from paceline.model.batch import Int64s, PackedBatch
     from paceline.model.draft_folder import LoadedDraft
+    from paceline.model.draft_head import DraftModuleConfig
+
+# A table of all tokens' inputs is made where it takes no more than this.
+_TOKEN_TABLE_BYTES = 128 << 20
+
+
+def feature_bytes_per_token(config: DraftModuleConfig, num_bytes: int) -> int:
+    """What the features of one position take, at `num_bytes` a number."""
+    return len(config.feature_layers) * config.hidden_size * num_bytes
 
 
 class DraftModuleRunner:
     """Runs a `DraftModule` as its docstring says, rows laid out like the target's.
 
-    kv_layers: one [2, num_blocks, block_size, Hkv, D] for each layer of the module, on its device
-    and in its dtype. kernel: for tests; by default torch's on CUDA.
+    draft: taken over; its weights are rearranged. kv_layers: one
+    [2, num_blocks, block_size, Hkv, D] for each layer of the module, on its device and in its
+    dtype. kernel: for tests; by default torch's on CUDA.
     """
 
     def __init__(
@@ -33,27 +50,46 @@ class DraftModuleRunner:
         draft: LoadedDraft,
         kv_layers: Sequence[Tensor],
         *,
+        allow_native: bool = True,
         kernel: VarlenKernel | None = None,
     ) -> None:
         self._module = draft.module
         self._layers = tuple(kv_layers)
         self.device = kv_layers[0].device
         self._kernel = varlen_kernel() if kernel is None and self.device.type == "cuda" else kernel
-        self._attention = CpuAttention(self._layers)
+        self._attention = CpuAttention(self._layers, allow_native=allow_native)
         config = draft.module.config
         self._scale = config.head_dim**-0.5
         self.output_ids = draft.output_ids
         self.feature_layers = config.feature_layers
         self.feature_width = len(config.feature_layers) * config.hidden_size
-        self.zero = torch.zeros((), dtype=draft.module.output.weight.dtype, device=self.device)
-        self._no_input = self.zero.expand(1, config.hidden_size)
+        num_slots = kv_layers[0].shape[1] * kv_layers[0].shape[2]
+        self._features = torch.zeros(
+            num_slots, self.feature_width, dtype=kv_layers[0].dtype, device=self.device
+        )
+        table_bytes = draft.module.borrowed_embedding.numel() * kv_layers[0].dtype.itemsize
+        if table_bytes <= _TOKEN_TABLE_BYTES:
+            draft.module.fold_tokens()
+        _prepack(draft.module)
 
     @torch.inference_mode()
-    def condition(self, features: Tensor) -> Tensor:
-        """The target's features [N, F] of the positions before N rows, as their input [N, H]."""
+    def keep_features(self, slots: Int64s, features: Tensor) -> None:
+        """Put the target's features [N, F] of N positions into their slots."""
+        self._features.index_copy_(0, to_device(slots, self.device), features)
+
+    @torch.inference_mode()
+    def condition(self, slots: Int64s) -> Tensor:
+        """What features contribute to N rows: [N, hidden_size].
+
+        slots: of the position before each row; -1 where there is none.
+        """
         if not self.feature_layers:
-            return self._no_input.expand(len(features), -1)
-        return self._module.condition(features.view(len(features), len(self.feature_layers), -1))
+            return self._features.new_zeros(len(slots), self._module.config.hidden_size)
+        wanted = to_device(slots, self.device)
+        features = self._features[wanted.clamp_min(0)]
+        if bool((slots < 0).any()):
+            features[wanted < 0] = 0.0
+        return self._module.condition(features.view(len(slots), len(self.feature_layers), -1))
 
     @torch.inference_mode()
     def recur(self, hidden: Tensor) -> Tensor:
@@ -84,3 +120,23 @@ class DraftModuleRunner:
         if self._kernel is not None:
             return VarlenPagedAttention(batch, self._layers, self._kernel, self.device)
         return self._attention.context(batch)
+
+
+class _PackedLinear(nn.Module):
+    """A linear layer whose weight was laid out once."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self._product = PackedProjection(linear.weight, None)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self._product(rows)
+
+
+def _prepack(module: nn.Module) -> None:
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.Linear) and can_prepack(child.weight):
+            setattr(module, name, _PackedLinear(child))
+        else:
+            _prepack(child)

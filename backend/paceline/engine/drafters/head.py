@@ -5,10 +5,8 @@ features of committed tokens, so they stay; its drafted rows stand on its own gu
 dropped after each step, however many tokens were accepted. The next draft then begins with one pass
 over the rows of what was committed.
 
-The target's features exist only in the step that computed them. They are kept here until the
-module's rows have been computed from them, a bounded number for each sequence. Rows whose features
-are gone (a long time without drafting, the first row behind a prefix found in the cache) are
-computed without: that may cost acceptance, never the output's law.
+The target's features exist only in the step that computed them, so they are put into memory there,
+under the slots of their positions, and the module's rows can be computed from them at any time.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from paceline.core.request import DrafterKind
@@ -33,41 +32,10 @@ if TYPE_CHECKING:
 
     from paceline.engine.plan import Outcome, PlanEntry
     from paceline.engine.sequence import Sequence
+    from paceline.model.batch import Int64s
     from paceline.model.draft_runner import DraftModuleRunner
 
 MAX_TOKENS = 6
-MAX_KEPT_FEATURES = 1024
-"""Rows of features kept for a sequence that does not draft."""
-
-
-@dataclass(slots=True)
-class _Features:
-    """The target's features of positions `end - kept .. end - 1`, in parts [n, F]."""
-
-    end: int
-    kept: int = 0
-    parts: list[Tensor] = field(default_factory=list)
-
-    def append(self, rows: Tensor) -> None:
-        self.parts.append(rows)
-        self.end += len(rows)
-        self.kept += len(rows)
-        while self.parts and self.kept - len(self.parts[0]) >= MAX_KEPT_FEATURES:
-            self.kept -= len(self.parts.pop(0))
-
-    def take(self, start: int, count: int, width: int, like: Tensor) -> Tensor:
-        """[count, F] of positions from `start` on, zero where they are gone, and forget all before
-        the last of them."""
-        rows = like.new_zeros((count, width))
-        have = torch.cat(self.parts) if self.parts else rows[:0]
-        first = self.end - len(have)
-        begin, end = max(start, first), min(start + count, self.end)
-        if begin < end:
-            rows[begin - start : end - start] = have[begin - first : end - first]
-        left = have[max(0, start + count - first) :]
-        self.parts = [left] if len(left) else []
-        self.kept = len(left)
-        return rows
 
 
 @dataclass(slots=True)
@@ -102,7 +70,6 @@ class HeadDrafter:
         self._vocabulary_size = vocabulary_size
         self._max_model_len = max_model_len
         self._scrub = scrub
-        self._features: dict[str, _Features] = {}
         self._broken: set[str] = set()
 
     @property
@@ -118,8 +85,7 @@ class HeadDrafter:
         return sequence.num_draft_lag if self._serves(sequence) else 0
 
     def admit(self, sequence: Sequence) -> None:
-        """The scheduler has set both cursors to what cached blocks hold."""
-        self._features[sequence.request_id] = _Features(sequence.num_computed)
+        """The scheduler has set the cursor to the valid rows of cached blocks."""
 
     def propose(self, entries: Many[PlanEntry]) -> Proposal:
         drafts = [
@@ -161,17 +127,23 @@ class HeadDrafter:
     def observe(self, outcomes: Many[Outcome], features: Tensor | None) -> None:
         if features is None:
             return
+        slots: list[Int64s] = []
+        rows: list[Int64s] = []
         for outcome in outcomes:
-            kept = self._features.get(outcome.sequence.request_id)
-            if kept is None:
-                continue
-            count = outcome.num_rows - outcome.num_drafted + outcome.num_accepted
-            # A copy: a view would keep the whole step's features alive.
-            rows = features[outcome.first_row : outcome.first_row + count].clone()
-            kept.append(rows)
+            sequence = outcome.sequence
+            known = outcome.num_rows - outcome.num_drafted
+            end = sequence.num_computed
+            start = (outcome.num_before if outcome.num_committed else end) - known
+            slots.append(self._slots(sequence, np.arange(start, end)))
+            rows.append(np.arange(outcome.first_row, outcome.first_row + end - start))
+        if not slots:
+            return
+        chosen = np.concatenate(rows)
+        if len(chosen) < len(features):
+            features = features[torch.from_numpy(chosen).to(features.device)]
+        self._runner.keep_features(np.concatenate(slots), features)
 
     def release(self, sequence: Sequence) -> None:
-        self._features.pop(sequence.request_id, None)
         self._broken.discard(sequence.request_id)
 
     def _serves(self, sequence: Sequence) -> bool:
@@ -183,7 +155,7 @@ class HeadDrafter:
         """Compute the true rows that are wanted; the drafts that can begin, and the hidden row
         [N, H] that each begins with."""
         segments: list[Segment] = []
-        inputs: list[Tensor] = []
+        before: list[Int64s] = []
         growing: list[_Draft] = []
         last_rows: list[int] = []
         scored: list[tuple[_Draft, int, int]] = []
@@ -196,7 +168,7 @@ class HeadDrafter:
             start = sequence.num_draft_computed
             known = sequence.token_ids[start : start + count]
             segments.append(Segment(known, start, sequence.block_table, 0))
-            inputs.append(self._conditioned(sequence, start, count))
+            before.append(self._slots(sequence, np.arange(start - 1, start + count - 1)))
             sequence.num_draft_computed += count
             total += count
             if sequence.num_draft_lag > 0:
@@ -208,7 +180,8 @@ class HeadDrafter:
                 last_rows.append(total - 1)
         if not segments:
             return [], None
-        hidden = self._runner.forward(pack(segments, self._block_size), torch.cat(inputs))
+        inputs = self._runner.condition(np.concatenate(before))
+        hidden = self._runner.forward(pack(segments, self._block_size), inputs)
         for draft, end, count in scored:
             if count > 0:
                 sequence = draft.sequence
@@ -220,15 +193,12 @@ class HeadDrafter:
                 )
         return growing, hidden[last_rows]
 
-    def _conditioned(self, sequence: Sequence, start: int, count: int) -> Tensor:
-        """What features contribute to rows `start .. start + count - 1`: [count, H]."""
-        kept = self._features[sequence.request_id]
-        # Row i takes the features of position i - 1; row 0 has none.
-        first = max(start - 1, 0)
-        rows = kept.take(first, count - (start == 0), self._runner.feature_width, self._runner.zero)
-        if start == 0:
-            rows = torch.cat((rows.new_zeros((1, rows.shape[1])), rows))
-        return self._runner.condition(rows)
+    def _slots(self, sequence: Sequence, positions: Int64s) -> Int64s:
+        """Slots of positions in the sequence's blocks, -1 for position -1."""
+        table = np.array(sequence.block_table, dtype=np.int64)
+        slots = table[positions // self._block_size] * self._block_size
+        slots += positions % self._block_size
+        return np.where(positions < 0, np.int64(-1), slots)
 
     def _extend(
         self, growing: list[_Draft], hidden: Tensor, num_rows: int
