@@ -190,7 +190,7 @@ def _activation_bytes(model: Footprint, num_rows: int) -> int:
 def render_plan(plan: MemoryPlan, *, target_name: str, draft_name: str | None) -> Table:
     """The plan as a table for people."""
     table = Table(title="Memory plan", title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     table.add_column(target_name if draft_name is None else f"{target_name} + {draft_name}")
     shares = [plan.share]
     if draft_name is not None:
