@@ -18,6 +18,7 @@ from paceline.core.events import (
     SpeculationSummary,
     StepResult,
     TokenEvent,
+    TokenLogprob,
     TokenSource,
     Usage,
 )
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.core.request import Request
+    from paceline.core.statistics import SessionStatus
 
 EOS_ID = 0
 MAX_CHARACTER_TOKENS = 64
@@ -103,6 +105,8 @@ class ScriptedEngine:
     submitted: list[Request] = field(default_factory=list)
     finished: list[FinishEvent] = field(default_factory=list)
     cancel_lags: list[int] = field(default_factory=list)
+    watch_intervals: list[float | None] = field(default_factory=list)
+    sessions: tuple[SessionStatus, ...] = ()
     step: int = 0
     is_full: bool = False
     step_s: float = 0.0
@@ -137,7 +141,16 @@ class ScriptedEngine:
             self._wake.notify_all()
 
     def status(self) -> EngineStatus:
-        return EngineStatus(step=self.step, num_running=len(self._running))
+        return EngineStatus(
+            step=self.step,
+            num_running=len(self._running),
+            num_blocks=LIMITS.num_blocks,
+            num_free_blocks=LIMITS.num_blocks // 2,
+            sessions=self.sessions,
+        )
+
+    def watch(self, interval_s: float | None) -> None:
+        self.watch_intervals.append(interval_s)
 
     def stop(self, timeout_s: float) -> None:
         with self._wake:
@@ -226,7 +239,13 @@ class ScriptedEngine:
             ]
         room = each.request.max_new_tokens - each.num_tokens
         texts = [piece] if len(piece) > MAX_CHARACTER_TOKENS else piece[:room]
-        tokens = tuple(CommittedToken(ord(text[0]) + 1, text, TokenSource.PLAIN) for text in texts)
+        logprob = None
+        if each.request.sampling.top_logprobs is not None:
+            others = (("?", -1.5), ("!", -2.5))[: each.request.sampling.top_logprobs]
+            logprob = TokenLogprob(-0.5, tuple((ord(other) + 1, value) for other, value in others))
+        tokens = tuple(
+            CommittedToken(ord(text[0]) + 1, text, TokenSource.PLAIN, logprob) for text in texts
+        )
         each.num_sent += 1
         self.num_characters += sum(len(token.text) for token in tokens)
         each.num_tokens += len(tokens)

@@ -138,7 +138,12 @@ CASES: list[tuple[str, dict[str, Any], str, str | None]] = [
         "paceline.stop",
     ),
     ("lane", CREATE | {"stream_id": ""}, "invalid_value", "stream_id"),
-    ("telemetry", {"type": "telemetry.subscribe"}, "unsupported_value", "type"),
+    (
+        "the server's telemetry without being an admin",
+        {"type": "telemetry.subscribe", "scope": "server"},
+        "permission_denied",
+        "scope",
+    ),
 ]
 
 
@@ -152,7 +157,7 @@ def test_wrong_requests(message: dict[str, Any], code: str, param: str | None) -
     error = events[0]["error"]
     assert (error["code"], error["param"]) == (code, param)
     assert len(error["message"]) > 10
-    assert events[0]["status"] in (400, 404)
+    assert events[0]["status"] in (400, 403, 404)
     assert driver.session.num_open == 0
     assert driver.closed is None
     response_id = driver.create("now a good one")

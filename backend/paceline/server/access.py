@@ -56,10 +56,12 @@ class AccessPolicy:
 
     api_keys: any of them opens a connection; none means that no key is asked for.
     allowed_origins: exact origins (`https://host:port`) beside the server's own.
+    admin_key: opens what concerns the whole server; without one, this machine's clients may.
     """
 
     api_keys: frozenset[str] = frozenset()
     allowed_origins: frozenset[str] = frozenset()
+    admin_key: str | None = None
 
     def check_origin(self, headers: Mapping[str, str], scheme: str) -> Denial | None:
         """Compare Origin with the server's own (scheme and Host header) and the list.
@@ -85,9 +87,7 @@ class AccessPolicy:
         """Look for a valid key. `subprotocol_key` is the one among the offered subprotocols."""
         if not self.api_keys:
             return None
-        scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        bearer = credentials.strip() if scheme.lower() == "bearer" else ""
-        offered = [key for key in (bearer, subprotocol_key) if key]
+        offered = _offered(headers, subprotocol_key)
         if any(_is_same(offer, key) for offer in offered for key in self.api_keys):
             return None
         message = (
@@ -97,6 +97,28 @@ class AccessPolicy:
             f"offer the subprotocol `{KEY_SUBPROTOCOL_PREFIX}<base64url of the key>` as well"
         )
         return Denial(ErrorCode.INVALID_API_KEY, message)
+
+    def is_admin(
+        self, headers: Mapping[str, str], subprotocol_key: str | None, client_host: str | None
+    ) -> bool:
+        """Whether a client that was let in may see the whole server. client_host: its address."""
+        if self.admin_key is None:
+            return _is_loopback(client_host)
+        offered = _offered(headers, subprotocol_key)
+        return any(_is_same(offer, self.admin_key) for offer in offered)
+
+
+def _offered(headers: Mapping[str, str], subprotocol_key: str | None) -> list[str]:
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    bearer = credentials.strip() if scheme.lower() == "bearer" else ""
+    return [key for key in (bearer, subprotocol_key) if key]
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
 
 
 def _is_same(offer: str, key: str) -> bool:

@@ -14,6 +14,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from paceline.server.http.errors import http_exception
 from paceline.server.http.routes import http_routes
+from paceline.server.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,6 +35,7 @@ def build_app(gateway: Gateway, pages: Iterable[Route] = ()) -> Starlette:
             Route("/healthz", endpoints.health, methods=["GET"]),
             Route("/health", endpoints.health, methods=["GET"]),
             Route("/readyz", endpoints.ready, methods=["GET"]),
+            Route("/metrics", endpoints.metrics, methods=["GET"]),
             *pages,
         ],
         middleware=_cross_origin(gateway),
@@ -77,6 +79,10 @@ class _Endpoints:
         if not self._gateway.status.is_running:
             return _json({"status": "the engine has stopped"}, status=503)
         return _json({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus; no key, as it asks for none. It tells counts and times, no texts."""
+        return Response(self._gateway.metrics.render(), media_type=CONTENT_TYPE)
 
     async def ready(self, request: Request) -> Response:
         """Whether new connections are welcome."""

@@ -12,13 +12,14 @@ A process border would replace this file and nothing else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.errors import EngineStoppedError
 from paceline.core.events import EngineStatus, FinishEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.core.events import EngineEvent, StepResult
     from paceline.core.limits import EngineLimits
@@ -46,8 +47,21 @@ class EnginePort(Protocol):
     def status(self) -> EngineStatus:
         """Any thread; the state after the last step."""
 
+    def watch(self, interval_s: float | None) -> None:
+        """Any thread; how often the status holds sessions, see `Engine.watch`."""
+
     def stop(self, timeout_s: float) -> None:
         """End every open request, then the thread."""
+
+
+class Observer(Protocol):
+    """Sees all requests and events pass, on the event loop; must not block."""
+
+    def on_submit(self, request: Request) -> None:
+        """The engine has taken a request."""
+
+    def on_events(self, events: Sequence[EngineEvent]) -> None:
+        """What one step told."""
 
 
 class Bridge:
@@ -60,6 +74,8 @@ class Bridge:
         self._engine: EnginePort | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sinks: dict[str, Sink] = {}
+        self._intervals: list[float] = []
+        self._observers: list[Observer] = []
         self.status = EngineStatus()
 
     def open(self, engine: EnginePort) -> None:
@@ -101,6 +117,31 @@ class Bridge:
         except BaseException:
             del self._sinks[request.request_id]
             raise
+        for observer in self._observers:
+            observer.on_submit(request)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell it of every request that the engine takes, and of every step's events."""
+        self._observers.append(observer)
+
+    def current_status(self) -> EngineStatus:
+        """The engine's own, which is newer than `status` where a step had nothing to tell."""
+        return self.status if self._engine is None else self._engine.status()
+
+    @contextlib.contextmanager
+    def watching(self, interval_s: float) -> Iterator[None]:
+        """While the block runs the engine's status holds its sessions, at least so often."""
+        self._intervals.append(interval_s)
+        self._watch()
+        try:
+            yield
+        finally:
+            self._intervals.remove(interval_s)
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._engine is not None:
+            self._engine.watch(min(self._intervals, default=None))
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next step boundary."""
@@ -109,6 +150,8 @@ class Bridge:
 
     def _route(self, result: StepResult) -> None:
         self.status = result.status
+        for observer in self._observers:
+            observer.on_events(result.events)
         for event in result.events:
             sink = (
                 self._sinks.pop(event.request_id, None)

@@ -18,6 +18,8 @@ from paceline.server.shell import SessionShell
 from paceline_protocol.errors import ErrorCode, ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Message
     from starlette.websockets import WebSocket
 
@@ -49,6 +51,7 @@ class Connection(SessionShell):
         encode_limiter: anyio.CapacityLimiter,
         outbox_bytes: int,
         slow_reader_s: float,
+        num_sessions: Callable[[], int] = lambda: 1,
         log_prompts: bool = False,
     ) -> None:
         super().__init__(
@@ -57,6 +60,7 @@ class Connection(SessionShell):
             target_codec,
             encode_limiter=encode_limiter,
             outbox_bytes=outbox_bytes,
+            num_sessions=num_sessions,
             log_prompts=log_prompts,
         )
         self._websocket = websocket

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from paceline.core.request import Request
     from paceline.server.prompts import Prompt
     from paceline_protocol.events import ServerEvent
+    from paceline_protocol.requests import TelemetryScope, TelemetrySubscribe
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,20 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Send telemetry samples from now on, in place of what the same scope had before."""
+
+    message: TelemetrySubscribe
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatch:
+    """Send no more samples of a scope."""
+
+    scope: TelemetryScope
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Close the socket; nothing follows. flush: write out first what the outbox holds."""
 
@@ -52,4 +67,4 @@ class Close:
     flush: bool = True
 
 
-Effect = EncodePrompt | Submit | Cancel | Send | Close
+Effect = EncodePrompt | Submit | Cancel | Send | Watch | Unwatch | Close

@@ -15,6 +15,7 @@ from starlette.websockets import WebSocketDisconnect
 from paceline.server.access import AccessPolicy, Denial
 from paceline.server.connection import Connection
 from paceline.server.http.exchange import Exchange
+from paceline.server.metrics import Metrics
 from paceline.server.session import Session
 from paceline.server.turns import TurnStore
 from paceline_protocol.errors import ErrorCode
@@ -61,6 +62,7 @@ class GatewaySettings:
             access=AccessPolicy(
                 frozenset(key for key in keys if key and config.api_key),
                 frozenset(config.allowed_origins),
+                config.admin_key,
             ),
             max_connections=config.max_connections,
             max_message_bytes=config.max_message_bytes,
@@ -93,6 +95,13 @@ class Gateway:
         )
         self._http_turns = TurnStore(session_settings.max_stored_tokens)
         self._num_admitted = 0
+        self.metrics = Metrics(
+            session_settings.model,
+            session_settings.limits.max_sequence_tokens,
+            bridge.current_status,
+            lambda: self._num_admitted,
+        )
+        bridge.observe(self.metrics)
         self._encode_limiter = anyio.CapacityLimiter(settings.encode_threads)
         self._all_gone = anyio.Event()
 
@@ -125,15 +134,26 @@ class Gateway:
         self, websocket: WebSocket, session_id: str, negotiation: Negotiation
     ) -> None:
         await websocket.accept(subprotocol=negotiation.subprotocol)
+        client = websocket.client
+        is_admin = self.settings.access.is_admin(
+            websocket.headers, negotiation.api_key, None if client is None else client.host
+        )
         connection = Connection(
             websocket,
-            Session(session_id, self.session_settings, clock=time.time, new_id=_new_id),
+            Session(
+                session_id,
+                self.session_settings,
+                clock=time.time,
+                new_id=_new_id,
+                is_admin=is_admin,
+            ),
             negotiation.codec,
             self._bridge,
             self.codec,
             encode_limiter=self._encode_limiter,
             outbox_bytes=self.settings.outbox_bytes,
             slow_reader_s=self.settings.slow_reader_s,
+            num_sessions=lambda: self._num_admitted,
             log_prompts=self.settings.log_prompts,
         )
         log.info("session opened", session_id=session_id, codec=negotiation.codec.subprotocol)

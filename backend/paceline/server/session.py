@@ -24,7 +24,7 @@ from paceline.core.events import FinishEvent, FinishReason, TokenEvent
 from paceline.model.chat import ChatMessage, EncodedChat
 from paceline.model.fill_in_middle import EncodedInfill
 from paceline.server.admission import RequestState, admit
-from paceline.server.effects import Cancel, Close, EncodePrompt, Send, Submit
+from paceline.server.effects import Cancel, Close, EncodePrompt, Send, Submit, Unwatch, Watch
 from paceline.server.prompts import ChatPrompt, IdsPrompt, InfillPrompt, TextPrompt
 from paceline.server.translation import (
     error_code,
@@ -66,7 +66,8 @@ class Session:
 
     session_id: stands in speculation keys, logs and telemetry. clock: seconds since 1970.
     new_id: a fresh id with the given prefix, unique in the server (the engine's request ids).
-    turns: where finished responses are kept; its own if none is given.
+    turns: where finished responses are kept; its own if none is given. is_admin: may watch the
+    whole server.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Session:
         clock: Callable[[], float],
         new_id: Callable[[str], str],
         turns: TurnStore | None = None,
+        is_admin: bool = False,
     ) -> None:
         self.session_id = session_id
         self._settings = settings
@@ -85,6 +87,7 @@ class Session:
         self._lanes: dict[str | None, deque[OpenRequest]] = {}
         self._open: dict[str, OpenRequest] = {}
         self._turns = TurnStore(settings.max_stored_tokens) if turns is None else turns
+        self._is_admin = is_admin
         self._is_draining = False
         self._is_closed = False
 
@@ -105,12 +108,11 @@ class Session:
                     return self._create(message)
                 case ResponseCancel():
                     return self._cancel(message)
-                case TelemetrySubscribe() | TelemetryUnsubscribe():
-                    raise ProtocolError(
-                        ErrorCode.UNSUPPORTED_VALUE,
-                        "telemetry is not served yet",
-                        param="type",
-                    )
+                case TelemetrySubscribe():
+                    self._check_scope(message)
+                    return [Watch(message)]
+                case TelemetryUnsubscribe():
+                    return [Unwatch(message.scope)]
         except ProtocolError as error:
             error.stream_id = message.stream_id
             return self.on_invalid_message(error)
@@ -245,6 +247,15 @@ class Session:
         """Tokens for what surrounds a gap: half of the context or more."""
         most = self._settings.limits.max_sequence_tokens
         return most - min(message.max_output_tokens or DEFAULT_INFILL_TOKENS, most // 2)
+
+    def _check_scope(self, message: TelemetrySubscribe) -> None:
+        if message.scope == "server" and not self._is_admin:
+            raise ProtocolError(
+                ErrorCode.PERMISSION_DENIED,
+                "the scope `server` needs the server's admin key, or, where none is set, a "
+                "connection from the same machine",
+                param="scope",
+            )
 
     # Lanes
 

@@ -20,12 +20,13 @@ import structlog
 
 from paceline.core.errors import EngineError, PacelineError, RequestError
 from paceline.core.events import FinishEvent
-from paceline.server.effects import Cancel, Close, EncodePrompt, Send, Submit
+from paceline.server.effects import Cancel, Close, EncodePrompt, Send, Submit, Unwatch, Watch
 from paceline.server.outbox import TERMINAL_EVENTS, Outbox
 from paceline.server.prompts import encode, readable
+from paceline.server.telemetry import TelemetryFeed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from anyio.abc import TaskGroup
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from paceline.server.effects import Effect
     from paceline.server.prompts import TargetCodec
     from paceline.server.session import Session
+    from paceline_protocol.events import TelemetrySample
+    from paceline_protocol.requests import TelemetryScope, TelemetrySubscribe
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("paceline.server")
 
@@ -42,7 +45,8 @@ class SessionShell(ABC):
     """The shell around one session.
 
     target_codec: encodes prompts, in worker threads that `encode_limiter` counts.
-    outbox_bytes: text that may wait for the client. log_prompts: texts of prompts and answers go
+    outbox_bytes: text that may wait for the client. num_sessions: how many clients there are, for
+    telemetry. log_prompts: texts of prompts and answers go
     into the log too.
     """
 
@@ -54,8 +58,11 @@ class SessionShell(ABC):
         *,
         encode_limiter: anyio.CapacityLimiter,
         outbox_bytes: int,
+        num_sessions: Callable[[], int] = lambda: 1,
         log_prompts: bool = False,
     ) -> None:
+        self._num_sessions = num_sessions
+        self._feeds: dict[TelemetryScope, anyio.CancelScope] = {}
         self.session = session
         self._bridge = bridge
         self._target_codec = target_codec
@@ -111,6 +118,10 @@ class SessionShell(ABC):
                 case EncodePrompt():
                     if self._tasks is not None:
                         self._tasks.start_soon(self._encode, effect)
+                case Watch():
+                    self._subscribe(effect.message)
+                case Unwatch():
+                    self._unsubscribe(effect.scope)
                 case Close():
                     self._begin_close(effect)
         if self._outbox.is_over_limit and self._close is None:
@@ -121,6 +132,28 @@ class SessionShell(ABC):
             self._bridge.submit(effect.request, self._on_event)
         except PacelineError as error:
             self._carry_out(self.session.on_submit_failed(effect.request.request_id, error))
+
+    def _subscribe(self, message: TelemetrySubscribe) -> None:
+        self._unsubscribe(message.scope)
+        if self._tasks is not None:
+            scope = self._feeds[message.scope] = anyio.CancelScope()
+            self._tasks.start_soon(self._feed, message, scope)
+
+    def _unsubscribe(self, scope: TelemetryScope) -> None:
+        running = self._feeds.pop(scope, None)
+        if running is not None:
+            running.cancel()
+
+    async def _feed(self, message: TelemetrySubscribe, scope: anyio.CancelScope) -> None:
+        feed = TelemetryFeed(
+            message, self.session.session_id, self._bridge, self._put_sample, self._num_sessions
+        )
+        with scope:
+            await feed.run()
+
+    def _put_sample(self, sample: TelemetrySample) -> None:
+        self._outbox.put_sample(sample)
+        self._wake.set()
 
     async def _encode(self, effect: EncodePrompt) -> None:
         if self._log_prompts:
