@@ -68,6 +68,14 @@ def serve(
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of prompt and answer together.")
     ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads that compute on a CPU.")] = None,
+    fast_path: Annotated[
+        bool | None,
+        typer.Option(
+            "--fast-path/--no-fast-path",
+            help="Faster equivalents of a model's parts. [default: on]",
+        ),
+    ] = None,
     kv_memory: Annotated[
         str | None, typer.Option(help="Memory for keys and values, like 2GiB.")
     ] = None,

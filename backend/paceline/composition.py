@@ -33,14 +33,15 @@ from paceline.model.draft_folder import (
     is_draft_folder,
     load_draft,
 )
-from paceline.model.draft_runner import DraftModuleRunner
-from paceline.model.fast import speed_up
+from paceline.model.draft_runner import DraftModuleRunner, feature_bytes_per_token
+from paceline.model.fast import FastPath, speed_up
 from paceline.model.generation_defaults import default_sampling
 from paceline.model.loading import load_model, torch_dtype
 from paceline.model.memory_plan import Footprint, MemoryPlan, plan_memory, render_plan
 from paceline.model.runner import ModelRunner
 from paceline.model.source import fetch_weights, find_source
 from paceline.model.support import ModelDescription, describe_model
+from paceline.model.threads import usable_cores, use_threads
 from paceline.model.tokenizer import TextCodec
 from paceline.model.vocabulary import require_same_vocabulary
 from paceline.server.logs import configure_logging
@@ -176,6 +177,7 @@ def facts_of(models: Models) -> Facts:
         target_dtype=models.target.dtype,
         target_max_len=models.target.max_model_len,
         has_draft_model=models.draft is not None,
+        num_cores=usable_cores(),
     )
 
 
@@ -197,7 +199,8 @@ def footprint(model: ModelDescription | DraftDescription, dtype: Dtype) -> Footp
         stored = (model.folder / "model.safetensors").stat().st_size // Dtype.BFLOAT16.num_bytes
         return Footprint(
             weight_bytes=stored * dtype.num_bytes,
-            kv_bytes_per_token=kv_shape(model, dtype).num_bytes_per_token,
+            kv_bytes_per_token=kv_shape(model, dtype).num_bytes_per_token
+            + feature_bytes_per_token(shape, dtype.num_bytes),
             vocabulary_rows=shape.num_output_ids,
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
@@ -224,6 +227,7 @@ def kv_shape(model: ModelDescription | DraftDescription, dtype: Dtype) -> KVShap
 
 def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engine:
     """Loads the weights, takes the K/V memory and assembles an engine that is ready to step."""
+    use_threads(config.threads)
     target_model = load_model(models.target, dtype=config.dtype, device=config.device)
     draft: ModelPart | HeadPart | None = None
     feature_layers: tuple[int, ...] = ()
@@ -237,7 +241,7 @@ def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engi
             # Before the target's weights are rearranged: the head borrows its embedding.
             loaded = load_draft(models.draft, target_model, models.target.source.name)
             tensors = _kv_tensors(models.draft, config, plan)
-            runner = DraftModuleRunner(loaded, tensors.layers)
+            runner = DraftModuleRunner(loaded, tensors.layers, allow_native=config.fast_path)
             feature_layers = runner.feature_layers
             draft = HeadPart(runner, models.target.max_model_len, tensors.scrub)
         case None:
@@ -285,10 +289,16 @@ def _model_part(
     plan: MemoryPlan,
     feature_layers: tuple[int, ...] = (),
 ) -> ModelPart:
-    fast = speed_up(model)
+    fast = speed_up(model) if config.fast_path else FastPath(None, (), "switched off")
     log.info("model loaded", model=description.source.name, replaced=fast.replaced, kept=fast.kept)
     tensors = _kv_tensors(description, config, plan)
-    runner = ModelRunner(model, tensors.layers, feature_layers=feature_layers, decoder=fast.decoder)
+    runner = ModelRunner(
+        model,
+        tensors.layers,
+        feature_layers=feature_layers,
+        decoder=fast.decoder,
+        allow_native=config.fast_path,
+    )
     return ModelPart(runner, description.max_model_len, tensors.scrub)
 
 

@@ -28,6 +28,7 @@ FACTS = Facts(
     target_dtype=Dtype.FLOAT16,
     target_max_len=8192,
     has_draft_model=False,
+    num_cores=8,
 )
 
 
@@ -119,6 +120,8 @@ def test_resolve_decides_everything() -> None:
         token_budget=256,
         block_size=16,
         max_queued=256,
+        threads=7,
+        fast_path=True,
     )
 
 
@@ -134,6 +137,8 @@ def test_resolve_goes_by_the_machine() -> None:
     assert (asked.device, asked.dtype) == (Device.CPU, Dtype.FLOAT32)
     assert (asked.max_model_len, asked.token_budget) == (100, 77)
     assert resolve(ServeConfig(max_sequences=300), FACTS).token_budget == 300
+    assert resolve(ServeConfig(), dataclasses.replace(FACTS, num_cores=2)).threads == 2
+    assert resolve(ServeConfig(threads=3), FACTS).threads == 3
     none = resolve(ServeConfig(drafter=DrafterKind.NONE), FACTS)
     assert none.num_speculative_tokens == 0
 

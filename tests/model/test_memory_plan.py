@@ -25,6 +25,8 @@ CONFIG = EngineConfig(
     token_budget=256,
     block_size=16,
     max_queued=8,
+    threads=2,
+    fast_path=True,
 )
 TARGET = Footprint(
     weight_bytes=10_000_000,

@@ -56,6 +56,8 @@ class ServeConfig:
     num_speculative_tokens: the most tokens drafted for a sequence in one step.
     max_model_len: tokens of prompt and answer together; None takes all that the target's positions
     allow.
+    threads: that compute on a CPU; by default all cores, less one for the sockets from four on.
+    fast_path: replace what is recognised in a model by faster equivalents, proven at load.
     kv_memory: bytes for the K/V of both models, written as a number or like "2GiB".
     max_sequences: sequences computed in one step. token_budget: tokens computed in one step.
     max_queued: requests that may wait, over all connections.
@@ -77,6 +79,8 @@ class ServeConfig:
     dtype: Dtype = Dtype.AUTO
     num_speculative_tokens: int | None = None
     max_model_len: int | None = None
+    threads: int | None = None
+    fast_path: bool = True
     kv_memory: int | None = None
     max_sequences: int = 32
     token_budget: int | None = None
@@ -152,6 +156,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS),
     ("max_model_len", 2, 1 << 24),
+    ("threads", 1, 1024),
     ("kv_memory", 1, 1 << 50),
     ("max_sequences", 1, 4096),
     ("token_budget", 1, 1 << 20),
@@ -174,6 +179,7 @@ class Facts:
     has_cuda: a CUDA device is usable. has_fast_bfloat16: the CPU has bfloat16 instructions.
     target_dtype: what the target's weights are stored in. target_max_len: positions that the target
     computes correctly. has_draft_model: a draft model was given or belongs to the target.
+    num_cores: that the process may use.
     """
 
     has_cuda: bool
@@ -181,6 +187,7 @@ class Facts:
     target_dtype: Dtype
     target_max_len: int
     has_draft_model: bool
+    num_cores: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +203,8 @@ class EngineConfig:
     token_budget: int
     block_size: int
     max_queued: int
+    threads: int
+    fast_path: bool
 
 
 def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
@@ -204,7 +213,8 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
     device: CUDA where there is one. dtype: as stored on CUDA; on a CPU bfloat16 if it computes in
     it, else float32. num_speculative_tokens: 16, since what is drafted below that is decided for
     each step by measured cost. token_budget: 256 on a CPU, whose steps are
-    compute-bound from a few rows on, 2048 on CUDA.
+    compute-bound from a few rows on, 2048 on CUDA. threads: one for each core; from four cores on
+    one is left to the event loop.
 
     Raises ConfigError for a device that is not there, a length beyond the target's, a budget too
     small for one token a sequence, and a model drafter without a draft model.
@@ -254,6 +264,8 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
         token_budget=token_budget,
         block_size=config.block_size,
         max_queued=config.max_queued,
+        threads=config.threads or facts.num_cores - (facts.num_cores >= 4),
+        fast_path=config.fast_path,
     )
 
 

@@ -102,7 +102,8 @@ class NativePagedAttention:
         )
         self._pointer = ctypes.addressof(self._batch)
         self._attend = memory.kernels.attend
-        self._num_threads = memory.kernels.num_threads
+        # Also tells OpenMP, in a thread that computes for the first time, what was set.
+        self._num_threads = torch.get_num_threads()
 
     def attend(
         self,

@@ -70,7 +70,8 @@ class DraftModuleRunner:
         table_bytes = draft.module.borrowed_embedding.numel() * kv_layers[0].dtype.itemsize
         if table_bytes <= _TOKEN_TABLE_BYTES:
             draft.module.fold_tokens()
-        _prepack(draft.module)
+        if allow_native:
+            _prepack(draft.module)
 
     @torch.inference_mode()
     def keep_features(self, slots: Int64s, features: Tensor) -> None:

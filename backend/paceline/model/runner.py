@@ -38,7 +38,7 @@ class ModelRunner:
 
     kv_layers: one [2, num_blocks, block_size, Hkv, D] per layer, on the model's device and in its
     dtype. feature_layers: see `FeatureTap`. decoder: what `speed_up` made of the model, runs in its
-    place. kernel: for tests; by default torch's on CUDA.
+    place. allow_native: see `CpuAttention`. kernel: for tests; by default torch's on CUDA.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class ModelRunner:
         *,
         feature_layers: Sequence[int] = (),
         decoder: LeanDecoder | None = None,
+        allow_native: bool = True,
         kernel: VarlenKernel | None = None,
     ) -> None:
         self._model = model
@@ -57,7 +58,7 @@ class ModelRunner:
         self._tap = FeatureTap(model, () if decoder is not None else feature_layers)
         self.device = kv_layers[0].device
         self._kernel = varlen_kernel() if kernel is None and self.device.type == "cuda" else kernel
-        self._attention = CpuAttention(self._layers)
+        self._attention = CpuAttention(self._layers, allow_native=allow_native)
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> ForwardOutput:
