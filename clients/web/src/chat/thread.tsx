@@ -96,8 +96,8 @@ function Welcome({ conversation }: { conversation: ConversationRecord | null }) 
     <div class="welcome">
       <h2>What shall we talk about?</h2>
       <p>
-        {model === null ? "The model" : model.id.split("/").at(-1)} answers here. A small draft
-        model runs ahead of it and the answer stays exactly as the large one would give it; turn on{" "}
+        {model === null ? "The model" : model.id.split("/").at(-1)} answers here. Drafted tokens may
+        run ahead of it, yet the answer is always one that it would have given alone; turn on{" "}
         <em>Token origins</em> to watch.
       </p>
       <ul>

@@ -19,6 +19,8 @@ const ALLOWED_ATTRIBUTES = [
   "target", "title", "type", "aria-label", "role",
 ]; // prettier-ignore
 const ALLOWED_ADDRESS = /^(?:https?:|mailto:)/i;
+/** The sanitiser checks every attribute with this: an allowed address, or no address at all. */
+const ALLOWED_VALUE = /^(?:(?:https?|mailto):|[^a-z]|[a-z+.-]+(?:[^a-z+.:-]|$))/i;
 
 const marked = new Marked({
   gfm: true,
@@ -45,7 +47,7 @@ const marked = new Marked({
       return (
         `<div class="code"><div class="code-head"><span>${label}</span>` +
         `<button type="button" class="copy" data-copy="1">Copy</button></div>` +
-        `<pre tabindex="0" role="region" aria-label="Code, ${label}"><code>` +
+        `<pre tabindex="0" role="group" aria-label="Code, ${label}"><code>` +
         `${highlight(text, language.toLowerCase())}\n</code></pre></div>\n`
       );
     },
@@ -59,7 +61,7 @@ const marked = new Marked({
           .join("");
       const rows = token.rows.map((row) => `<tr>${cells(row, "td")}</tr>`).join("");
       return (
-        `<div class="table" tabindex="0" role="region" aria-label="Table"><table>` +
+        `<div class="table" tabindex="0" role="group" aria-label="Table"><table>` +
         `<thead><tr>${cells(token.header, "th")}</tr></thead><tbody>${rows}</tbody></table></div>\n`
       );
     },
@@ -88,9 +90,7 @@ export function renderBlock(block: Block): string {
   return DOMPurify.sanitize(marked.parser([block.token]), {
     ALLOWED_TAGS,
     ALLOWED_ATTR: ALLOWED_ATTRIBUTES,
-    ALLOWED_URI_REGEXP: ALLOWED_ADDRESS,
+    ALLOWED_URI_REGEXP: ALLOWED_VALUE,
     ALLOW_DATA_ATTR: false,
-    ALLOW_ARIA_ATTR: false,
-    ADD_ATTR: ["target"],
   });
 }

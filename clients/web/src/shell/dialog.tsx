@@ -15,6 +15,7 @@ export function Dialog(props: {
     const dialog = element.current;
     const before = document.activeElement;
     dialog?.showModal();
+    dialog?.querySelector<HTMLElement>("input, textarea, select")?.focus();
     return () => {
       dialog?.close();
       if (before instanceof HTMLElement) before.focus();

@@ -28,6 +28,8 @@ export interface ChartProps {
   /** Fixed top of the scale. */
   readonly max?: number;
   readonly height?: number;
+  /** Level of its title in the page. */
+  readonly heading?: "h2" | "h3";
 }
 
 const SYNC = uPlot.sync("telemetry");
@@ -40,6 +42,7 @@ export function Chart(props: ChartProps) {
   const [cursorIndex, setCursorIndex] = useState<number | null>(null);
   const latest = useRef(props);
   latest.current = props;
+  const Heading = props.heading ?? "h2";
   const drawn = useMemo(() => drawnData(props), [props.data]);
   const scheme = useScheme();
 
@@ -78,7 +81,7 @@ export function Chart(props: ChartProps) {
   return (
     <figure class="chart">
       <figcaption>
-        <h3>{props.title}</h3>
+        <Heading>{props.title}</Heading>
         <ul>
           {shown.map((series) => (
             <li key={series.label}>
@@ -166,7 +169,13 @@ function optionsFor(
       y: { range: (_, __, max) => [0, current().max ?? Math.max(LEAST_TOP, (max || 0) * 1.08)] },
     },
     axes: [
-      { ...axis, grid: { show: false }, size: 26, space: 70 },
+      {
+        ...axis,
+        grid: { show: false },
+        size: 24,
+        space: 76,
+        values: (_, ticks) => ticks.map((tick) => clock(tick)),
+      },
       {
         ...axis,
         grid: { stroke: grid, width: 1 },
@@ -198,6 +207,10 @@ function optionsFor(
       ],
     },
   };
+}
+
+function clock(seconds: number): string {
+  return new Date(seconds * 1000).toLocaleTimeString("en-GB");
 }
 
 /** Changes when the colours do. */

@@ -2,7 +2,7 @@ import { milliseconds } from "../chat/measures";
 import type { SessionTelemetry } from "../protocol.generated";
 
 export const whole = (value: number): string => Math.round(value).toLocaleString("en");
-export const one = (value: number): string => value.toFixed(1);
+export const one = (value: number): string => (value < 100 ? value.toFixed(1) : whole(value));
 export const two = (value: number): string => value.toFixed(2);
 export const ms = (value: number): string => milliseconds(value) ?? "";
 export const share = (value: number): string => `${Math.round(value * 100)} %`;

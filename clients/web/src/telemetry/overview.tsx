@@ -174,7 +174,7 @@ export function Reasons({ sample }: { sample: TelemetrySample }) {
       {most.map(({ gate, reason, count }) => (
         <li key={reason}>
           <b>{count}</b> <span class="gate" data-gate={gate}>{gate}</span>
-          <span>{count > 1 ? kindOfReason(reason) : reason}</span>
+          <span>{count > 1 ? `such as: ${reason}` : reason}</span>
         </li>
       ))}
     </ul>

@@ -55,9 +55,10 @@ export function SessionDetail(props: {
         <Fact label="First token" value={or(session.time_to_first_token_ms, ms)} />
         <Fact label="Connection" value={session.session_id} />
       </dl>
-      <Chart {...view} height={110} title="Speed" series={SPEED} format={one} data={data("tokens_per_second")} />
+      <Chart {...view} heading="h3" height={110} title="Speed" series={SPEED} format={one} data={data("tokens_per_second")} />
       <Chart
         {...view}
+        heading="h3"
         height={110}
         title="Acceptance"
         series={ACCEPTANCE}
@@ -67,6 +68,7 @@ export function SessionDetail(props: {
       />
       <Chart
         {...view}
+        heading="h3"
         height={110}
         title="Draft length and tokens per step"
         series={DRAFTS}
@@ -75,6 +77,7 @@ export function SessionDetail(props: {
       />
       <Chart
         {...view}
+        heading="h3"
         height={110}
         title="Its share of a step"
         series={STAGES}

@@ -1,9 +1,17 @@
-/** All sessions of the latest sample. Rows that look the same are not rendered again. */
+/**
+ * All sessions of the latest sample. Only the rows in view are on the page, so that hundreds of
+ * sessions cost no more than twenty.
+ */
 import { memo } from "preact/compat";
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { SessionTelemetry } from "../protocol.generated";
 import { ms, nameOf, one, or, share, two } from "./format";
 import { keyOf, type Recorder } from "./recorder";
+
+/** Must be the height of a row in `telemetry.css`. */
+const ROW_HEIGHT = 36;
+/** Rows above and below what is in view. */
+const MARGIN = 6;
 
 type SortColumn = "name" | "gate" | "acceptance" | "gamma" | "speed" | "perStep" | "first";
 
@@ -43,11 +51,20 @@ export function SessionsTable(props: {
     return (sorting.isDown ? -order : order) || (one.key < other.key ? -1 : 1);
   });
 
+  const frame = useRef<HTMLDivElement>(null);
+  const { first, last, onScroll } = useRowsInView(frame, rows.length);
   return (
-    <div class="sessions" tabIndex={0} role="region" aria-label="Sessions">
-      <table>
+    <div
+      class="sessions"
+      tabIndex={0}
+      role="region"
+      aria-label="All sessions"
+      ref={frame}
+      onScroll={onScroll}
+    >
+      <table aria-rowcount={rows.length + 1}>
         <thead>
-          <tr>
+          <tr aria-rowindex={1}>
             {COLUMNS.map((column) => (
               <th
                 key={column.id}
@@ -76,37 +93,74 @@ export function SessionsTable(props: {
           </tr>
         </thead>
         <tbody>
-          {rows.map((row) => (
+          <Gap numRows={first} />
+          {rows.slice(first, last).map((row, offset) => (
             <SessionRow
               key={row.key}
               row={row}
+              number={first + offset + 2}
               isSelected={row.key === props.selected}
               onSelect={props.onSelect}
             />
           ))}
+          <Gap numRows={rows.length - last} />
         </tbody>
       </table>
     </div>
   );
 }
 
+/** In place of rows that are out of view. */
+function Gap({ numRows }: { numRows: number }) {
+  return numRows > 0 ? (
+    <tr class="gap" aria-hidden="true">
+      <td colSpan={COLUMNS.length} style={{ height: numRows * ROW_HEIGHT }} />
+    </tr>
+  ) : null;
+}
+
+function useRowsInView(frame: { current: HTMLElement | null }, numRows: number) {
+  const [inView, setInView] = useState({ first: 0, last: 24 });
+  function measure(): void {
+    const element = frame.current;
+    if (element === null) return;
+    const first = Math.max(0, Math.floor(element.scrollTop / ROW_HEIGHT) - MARGIN);
+    const last = Math.ceil((element.scrollTop + element.clientHeight) / ROW_HEIGHT) + MARGIN;
+    setInView((before) =>
+      before.first === first && before.last === last ? before : { first, last },
+    );
+  }
+  useEffect(measure, [numRows]);
+  const first = Math.min(inView.first, Math.max(0, numRows - 1));
+  return { first, last: Math.min(inView.last, numRows), onScroll: measure };
+}
+
 interface SessionRowProps {
   readonly row: Row;
+  /** Counts from 1, the heading is the first. */
+  readonly number: number;
   readonly isSelected: boolean;
   readonly onSelect: (key: string) => void;
 }
 
 const SessionRow = memo(
-  function SessionRow({ row: { key, session, gamma }, isSelected, onSelect }: SessionRowProps) {
+  function SessionRow({ row, number, isSelected, onSelect }: SessionRowProps) {
+    const { key, session, gamma } = row;
     const name = nameOf(session);
     return (
       <tr
         data-active={session.active}
-        aria-selected={isSelected}
+        data-selected={isSelected}
+        aria-rowindex={number}
         onClick={() => onSelect(key)}
       >
         <th scope="row">
-          <button type="button" class="session-link" title={session.session_id}>
+          <button
+            type="button"
+            class="session-link"
+            title={session.session_id}
+            aria-expanded={isSelected}
+          >
             <code>{name.connection}</code>
             {name.lane !== "" && <span> {name.lane}</span>}
           </button>
@@ -118,12 +172,10 @@ const SessionRow = memo(
           <span class="reason">{session.reason}</span>
         </td>
         <td class="number">
-          <meter
-            min={0}
-            max={1}
-            value={session.acceptance ?? 0}
-            aria-label={`Acceptance ${or(session.acceptance, share)}`}
-          />
+          <svg class="share" viewBox="0 0 52 8" aria-hidden="true">
+            <rect width="52" height="8" rx="4" class="bar-ground" />
+            <rect width={52 * (session.acceptance ?? 0)} height="8" rx="4" class="bar-part" />
+          </svg>
           {or(session.acceptance, share)}
         </td>
         <td class="number">{or(gamma, one)}</td>
@@ -135,6 +187,7 @@ const SessionRow = memo(
   },
   (before, after) =>
     before.isSelected === after.isSelected &&
+    before.number === after.number &&
     before.row.gamma === after.row.gamma &&
     SHOWN.every((name) => before.row.session[name] === after.row.session[name]),
 );

@@ -1,0 +1,132 @@
+/** Chromium and servers, for the tests of this folder. */
+import { type ChildProcess, spawn } from "node:child_process";
+import { createInterface } from "node:readline";
+import { fileURLToPath } from "node:url";
+import AxeBuilder from "./axe";
+import { type Browser, type BrowserContext, type Page, chromium } from "playwright-core";
+
+const ROOT = fileURLToPath(new URL("../../../..", import.meta.url));
+const PYTHON = process.env["PACELINE_PYTHON"] ?? `${ROOT}/.venv/bin/python`;
+const CHROMIUM = process.env["PACELINE_CHROMIUM"] ?? "/usr/bin/chromium";
+
+export function launch(): Promise<Browser> {
+  return chromium.launch({
+    executablePath: CHROMIUM,
+    args: [
+      "--headless",
+      "--no-sandbox",
+      "--disable-gpu",
+      "--disable-quic",
+      "--no-first-run",
+      "--disable-background-networking",
+      "--disable-component-update",
+      "--disable-sync",
+    ],
+  });
+}
+
+/** A server process; its lines after the first are kept. */
+export class Server {
+  readonly lines: string[] = [];
+  private readonly waiting = new Set<() => void>();
+
+  private constructor(
+    private readonly process: ChildProcess,
+    readonly url: string,
+  ) {}
+
+  /** The scripted server of `tests/web/scripted_server.py`. */
+  static scripted(...options: string[]): Promise<Server> {
+    return Server.start(["-m", "tests.web.scripted_server", ...options]);
+  }
+
+  /** `paceline serve` with the default model. */
+  static real(...options: string[]): Promise<Server> {
+    const command = ["-c", "from paceline.cli import main; main()", "serve", "--host", "127.0.0.1"];
+    return Server.start([...command, "--port", "0", "--log-level", "warning", ...options]);
+  }
+
+  private static start(command: string[]): Promise<Server> {
+    const roots = ["backend", "protocol", "clients/python", ""].map((each) => `${ROOT}/${each}`);
+    const child = spawn(PYTHON, command, {
+      cwd: ROOT,
+      env: { ...process.env, PYTHONPATH: roots.join(":"), OMP_WAIT_POLICY: "PASSIVE" },
+      stdio: ["ignore", "pipe", "inherit"],
+    });
+    return new Promise((resolve, reject) => {
+      let server: Server | null = null;
+      child.once("exit", (code) => reject(new Error(`the server ended with ${code}`)));
+      createInterface({ input: child.stdout! }).on("line", (line) => {
+        const url = /https?:\/\/[^\s/]+/.exec(line)?.[0];
+        if (server !== null) server.take(line);
+        else if (url !== undefined) resolve((server = new Server(child, url)));
+      });
+    });
+  }
+
+  get port(): string {
+    return new URL(this.url).port;
+  }
+
+  /** Until a line after the first `from` lines matches. */
+  async line(pattern: RegExp, from = 0): Promise<string> {
+    for (;;) {
+      const found = this.lines.slice(from).find((line) => pattern.test(line));
+      if (found !== undefined) return found;
+      await new Promise<void>((resolve) => this.waiting.add(resolve));
+    }
+  }
+
+  async stop(signal: NodeJS.Signals = "SIGTERM"): Promise<void> {
+    if (this.process.exitCode !== null || this.process.signalCode !== null) return;
+    const ended = new Promise((resolve) => this.process.once("exit", resolve));
+    this.process.kill(signal);
+    await ended;
+  }
+
+  private take(line: string): void {
+    this.lines.push(line);
+    for (const wake of this.waiting) wake();
+    this.waiting.clear();
+  }
+}
+
+/** What a page said in its console that no page should say. */
+export interface Watched {
+  readonly page: Page;
+  readonly errors: string[];
+}
+
+export async function open(context: BrowserContext, url: string): Promise<Watched> {
+  const page = await context.newPage();
+  const errors: string[] = [];
+  page.on("console", (message) => {
+    if (message.type() === "error" || message.type() === "warning") errors.push(message.text());
+  });
+  page.on("pageerror", (error) => errors.push(String(error)));
+  await page.goto(url);
+  return { page, errors };
+}
+
+/** Violations that axe-core finds, in a form that a failed test shows well. */
+export async function violations(page: Page): Promise<string[]> {
+  return new AxeBuilder(page).analyze();
+}
+
+export async function say(page: Page, text: string): Promise<void> {
+  await page.getByLabel("Message", { exact: true }).fill(text);
+  await page.keyboard.press("Enter");
+}
+
+/** The newest answer. */
+export function lastAnswer(page: Page) {
+  return page.getByRole("article", { name: "Answer" }).last();
+}
+
+/** Until the newest answer has ended. */
+export async function answered(page: Page): Promise<void> {
+  await page.waitForFunction(() => {
+    const answers = document.querySelectorAll("article.answer");
+    return answers.length > 0 && answers[answers.length - 1]?.ariaBusy !== "true";
+  });
+}

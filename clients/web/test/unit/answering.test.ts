@@ -1,0 +1,231 @@
+import "fake-indexeddb/auto";
+import { beforeEach, describe, expect, test } from "vitest";
+import { Answering } from "../../src/chat/answering";
+import { openDatabase } from "../../src/chat/database";
+import type { MessageRecord } from "../../src/chat/records";
+import { Store } from "../../src/chat/store";
+import { Lanes } from "../../src/wire/lanes";
+import type { Connection } from "../../src/wire/connection";
+import { FakeServer, SUMMARY, settle } from "./fakes";
+
+const SILENT_TABS = { tell: () => {}, listen: () => {} };
+let numDatabases = 0;
+
+let server: FakeServer;
+let connection: Connection;
+let store: Store;
+let answering: Answering;
+let conversationId: string;
+
+beforeEach(async () => {
+  server = new FakeServer();
+  connection = await server.connect();
+  store = new Store(await openDatabase(`answering-${(numDatabases += 1)}`), SILENT_TABS);
+  answering = new Answering(store, connection, new Lanes(connection));
+  conversationId = store.create().id;
+  await settle();
+});
+
+function branch(): MessageRecord[] {
+  const conversation = store.conversation(conversationId);
+  return conversation === null ? [] : store.branch(conversation).map((cell) => cell.peek());
+}
+
+function all(): MessageRecord[] {
+  return [...store.messages(conversationId).values()];
+}
+
+/** Lose the socket and come back. */
+async function reconnect(): Promise<void> {
+  server.socket.close();
+  await settle();
+  await new Promise((resolve) => setTimeout(resolve, 300));
+  await settle();
+}
+
+describe("a turn", () => {
+  test("is asked, streamed and finished with the server's measures", () => {
+    answering.ask(conversationId, "hello");
+    expect(server.requests[0]).toMatchObject({
+      stream_id: conversationId,
+      input: [{ type: "message", role: "user", content: "hello" }],
+      paceline: { include: ["tokens"] },
+    });
+    server.answer(["Hi", " there"], null);
+    expect(branch().map((each) => [each.role, each.status, each.text])).toEqual([
+      ["user", "done", "hello"],
+      ["assistant", "streaming", "Hi there"],
+    ]);
+    server.end(conversationId, "resp_1_1", "completed", "Hi there");
+    expect(branch()[1]).toMatchObject({ status: "done", summary: SUMMARY, model: "org/model" });
+    expect(branch()[1]?.tokens.map((token) => token.text)).toEqual(["Hi", " there"]);
+    expect(store.active?.title).toBe("hello");
+  });
+
+  test("continues after the previous response on the same connection", () => {
+    answering.ask(conversationId, "one");
+    server.answer(["1"]);
+    answering.ask(conversationId, "two");
+    expect(server.requests[1]).toMatchObject({
+      previous_response_id: "resp_1_1",
+      input: [{ type: "message", role: "user", content: "two" }],
+    });
+  });
+
+  test("sends the items again on another connection", async () => {
+    answering.ask(conversationId, "one");
+    server.answer(["1"]);
+    await reconnect();
+    answering.ask(conversationId, "two");
+    const request = server.requests[0];
+    expect(request?.previous_response_id).toBeUndefined();
+    expect(request?.input).toEqual([
+      { type: "message", role: "user", content: "one" },
+      { type: "message", role: "assistant", content: [{ type: "output_text", text: "1" }] },
+      { type: "message", role: "user", content: "two" },
+    ]);
+  });
+
+  test("sends the items again when the server forgot the previous response", () => {
+    answering.ask(conversationId, "one");
+    server.answer(["1"]);
+    answering.ask(conversationId, "two");
+    server.refuse("previous_response_not_found");
+    expect(server.requests).toHaveLength(3);
+    expect(server.requests[2]?.previous_response_id).toBeUndefined();
+    expect(server.requests[2]?.input).toHaveLength(3);
+  });
+
+  test("is refused with the server's words", () => {
+    answering.ask(conversationId, "hello");
+    server.refuse("context_length_exceeded");
+    expect(branch()[1]).toMatchObject({
+      status: "failed",
+      error: "refused: context_length_exceeded",
+    });
+    expect(answering.isBusy(conversationId)).toBe(false);
+  });
+
+  test("waits for a connection and is then sent, once", async () => {
+    server.isUp = false;
+    server.socket.close();
+    answering.ask(conversationId, "hello");
+    expect(branch()[1]?.status).toBe("waiting");
+    server.isUp = true;
+    connection.hurry();
+    await settle();
+    expect(server.requests).toHaveLength(1);
+    server.answer(["Hi"]);
+    expect(branch()[1]).toMatchObject({ status: "done", text: "Hi" });
+  });
+
+  test("is one at a time in a conversation", () => {
+    answering.ask(conversationId, "one");
+    answering.ask(conversationId, "two");
+    expect(server.requests).toHaveLength(1);
+    expect(branch()).toHaveLength(2);
+  });
+});
+
+describe("stopping", () => {
+  test("cancels on the server and keeps what was written", () => {
+    answering.ask(conversationId, "hello");
+    server.answer(["Half of"], null);
+    const message = branch()[1] as MessageRecord;
+    answering.stop(message);
+    expect(server.socket.sent.at(-1)).toEqual({
+      type: "response.cancel",
+      stream_id: conversationId,
+    });
+    server.end(conversationId, "resp_1_1", "cancelled", "Half of");
+    expect(branch()[1]).toMatchObject({ status: "cancelled", text: "Half of" });
+  });
+
+  test("before anything was sent needs no server", () => {
+    server.isUp = false;
+    server.socket.close();
+    answering.ask(conversationId, "hello");
+    answering.stop(branch()[1] as MessageRecord);
+    expect(branch()[1]?.status).toBe("cancelled");
+    expect(answering.isBusy(conversationId)).toBe(false);
+  });
+
+  test("too late does no harm", () => {
+    answering.ask(conversationId, "hello");
+    answering.stop(branch()[1] as MessageRecord);
+    server.refuse("response_not_found");
+    expect(answering.isBusy(conversationId)).toBe(true);
+    server.answer(["All"]);
+    expect(branch()[1]).toMatchObject({ status: "done", text: "All" });
+  });
+});
+
+describe("other branches", () => {
+  test("regenerating keeps the answer before as a version", () => {
+    answering.ask(conversationId, "hello");
+    server.answer(["first"]);
+    answering.regenerate(branch()[1] as MessageRecord);
+    server.answer(["second"]);
+    expect(branch().map((each) => each.text)).toEqual(["hello", "second"]);
+    const first = all().find((each) => each.text === "first") as MessageRecord;
+    store.showBranch(conversationId, first.id);
+    expect(branch().map((each) => each.text)).toEqual(["hello", "first"]);
+  });
+
+  test("editing asks in other words, after the same past", () => {
+    answering.ask(conversationId, "one");
+    server.answer(["1"]);
+    answering.ask(conversationId, "two");
+    server.answer(["2"]);
+    answering.edit(branch()[2] as MessageRecord, "three");
+    expect(server.requests[2]).toMatchObject({
+      previous_response_id: "resp_1_1",
+      input: [{ type: "message", role: "user", content: "three" }],
+    });
+    server.answer(["3"]);
+    expect(branch().map((each) => each.text)).toEqual(["one", "1", "three", "3"]);
+    expect(all()).toHaveLength(6);
+  });
+});
+
+describe("a connection that breaks", () => {
+  test("in mid-answer: what came is kept, and the answer begun anew", async () => {
+    answering.ask(conversationId, "hello");
+    server.answer(["Half of"], null);
+    await reconnect();
+    expect(server.requests).toHaveLength(1);
+    server.answer(["The whole"]);
+    expect(branch().map((each) => each.text)).toEqual(["hello", "The whole"]);
+    expect(branch()[1]?.note).toContain("begun anew");
+    expect(all().find((each) => each.text === "Half of")?.status).toBe("interrupted");
+  });
+
+  test("again and again: the user decides in the end", async () => {
+    answering.ask(conversationId, "hello");
+    for (let time = 0; time < 4; time += 1) {
+      server.answer([`part ${time}`], null);
+      await reconnect();
+    }
+    expect(answering.isBusy(conversationId)).toBe(false);
+    expect(all().filter((each) => each.status === "interrupted")).toHaveLength(4);
+  });
+
+  test("a server that goes away: asked again on the next connection, not on this one", async () => {
+    answering.ask(conversationId, "hello");
+    server.refuse("server_shutting_down");
+    expect(server.requests).toHaveLength(1);
+    expect(branch()[1]?.status).toBe("waiting");
+    await reconnect();
+    expect(server.requests).toHaveLength(1);
+    server.answer(["Hi"]);
+    expect(branch()[1]).toMatchObject({ status: "done", text: "Hi" });
+  });
+
+  test("a server that cancels on its way out counts as broken", async () => {
+    answering.ask(conversationId, "hello");
+    server.answer(["Half"], "cancelled");
+    await reconnect();
+    server.answer(["Whole"]);
+    expect(branch().map((each) => each.text)).toEqual(["hello", "Whole"]);
+  });
+});
