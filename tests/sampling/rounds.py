@@ -38,7 +38,9 @@ class RoundCase:
     target_of, draft_of: law of the next token after a prefix, float64 [V]. stops: whether drafting
     ends after these drafted tokens (a function of what was drafted, as with an end token). one_hot:
     drafts are the draft law's highest token and have no rows. trimmed: ids that the draft has.
-    make_rows: the target's rows for prefixes; by default from target_of.
+    make_rows: the target's rows for prefixes; by default from target_of. declared_of: what the rows
+    of the draft say, by default draft_of; drops: whether a sampled token is thrown away, by itself.
+    Both are for faults.
     """
 
     vocabulary_size: int
@@ -50,6 +52,8 @@ class RoundCase:
     one_hot: bool = False
     trimmed: tuple[int, ...] | None = None
     make_rows: MakeRows | None = None
+    declared_of: RowOf | None = None
+    drops: Callable[[tuple[int, ...]], bool] = field(default=lambda drafted: False)
 
     def drafts(self) -> list[tuple[tuple[int, ...], float]]:
         """Every draft that can happen, with its probability."""
@@ -57,6 +61,9 @@ class RoundCase:
         growing: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
         while growing:
             prefix, weight = growing.pop()
+            if prefix and self.drops(prefix):
+                done.append((prefix[:-1], weight))
+                continue
             if len(prefix) == self.depth or self.stops(prefix):
                 done.append((prefix, weight))
                 continue
@@ -100,14 +107,14 @@ class RoundCase:
         self, drafts: list[tuple[tuple[int, ...], float]], width: int
     ) -> tuple[Tensor | None, npt.NDArray[np.int64]]:
         index = np.full((len(drafts), width), -1, dtype=np.int64)
-        if self.one_hot:
+        if self.one_hot and self.declared_of is None:
             return None, index
         kept = list(range(self.vocabulary_size)) if self.trimmed is None else list(self.trimmed)
         table: list[npt.NDArray[np.float64]] = []
         for row, (ids, _) in enumerate(drafts):
             for place in range(len(ids)):
                 index[row, place] = len(table)
-                table.append(self.draft_of(ids[:place])[kept])
+                table.append((self.declared_of or self.draft_of)(ids[:place])[kept])
         rows = torch.tensor(np.array(table), dtype=torch.float32) if table else None
         return rows, index
 
