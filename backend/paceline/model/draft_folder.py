@@ -185,6 +185,7 @@ def save_draft(
         "figures": figures,
     }
     (folder / "README.md").write_text(card, encoding="utf-8")
+    partial.chmod(0o644)
     partial.replace(folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

@@ -42,7 +42,8 @@ class DraftModuleRunner:
 
     draft: taken over; its weights are rearranged. kv_layers: one
     [2, num_blocks, block_size, Hkv, D] for each layer of the module, on its device and in its
-    dtype. kernel: for tests; by default torch's on CUDA.
+    dtype. allow_native: False keeps plain torch on a CPU. kernel: for tests; by default torch's on
+    CUDA.
     """
 
     def __init__(

@@ -55,7 +55,8 @@ class _Shard:
 class BatchSource:
     """Sequences of all shards that have both tokens and states.
 
-    ``output_ids [D]``: the draft's ids; ``output_weight [D, H]``: the target's rows for them.
+    ``output_ids [D]``: the draft's ids; ``output_weight [D, H]``: the target's rows for them, on
+    the device that batches are wanted on.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class BatchSource:
         vocabulary_size: int,
         rng: random.Random,
     ) -> None:
+        device = output_weight.device
+        self._device = device
         self._feature_layers = tuple(feature_layers)
         self._output_weight = output_weight
-        self._columns = torch.full((vocabulary_size,), -1, dtype=torch.long)
-        self._columns[output_ids] = torch.arange(len(output_ids))
+        self._columns = torch.full((vocabulary_size,), -1, dtype=torch.long, device=device)
+        self._columns[output_ids] = torch.arange(len(output_ids), device=device)
         self._rng = rng
         self._shards: list[_Shard] = []
         self.training: list[tuple[int, int]] = []
@@ -91,7 +94,8 @@ class BatchSource:
     def sequence(self, reference: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Token ids ``[n]`` and features ``[n, F, H]`` of one sequence."""
         shard, where = self._locate(reference)
-        return shard.tokens.token_ids[where].long(), shard.states.features[where]
+        ids = shard.tokens.token_ids[where].long().to(self._device)
+        return ids, shard.states.features[where].to(self._device)
 
     def draw(self, num_sequences: int) -> Batch:
         """A random batch for training that prefers sequences seen less often."""
@@ -121,30 +125,33 @@ class BatchSource:
             lengths.append(count)
             finals.append(states.final[where])
             normalisers.append(states.log_normaliser[where])
-            greedy.append(self._columns[states.greedy[where].long()])
+            greedy.append(states.greedy[where])
             follower = torch.arange(1, count + 1)
             first = shard.tokens.prompt_lengths[index]
             answer.append((follower >= first) & (follower < count))
             following.append(torch.cat((tokens[1:], torch.tensor([-1]))))
             temperatures.append(shard.tokens.temperatures[index])
-        is_answer = torch.cat(answer)
+        is_answer = self._gather(answer)
         part = torch.where(is_answer, 1.0, prompt_part)
-        judged = (torch.rand(len(part)) < part).nonzero()[:, 0]
+        judged = (torch.rand(len(part), device=self._device) < part).nonzero()[:, 0]
         probabilities = target_probabilities(
-            torch.cat(finals)[judged], self._output_weight, torch.cat(normalisers)[judged]
+            self._gather(finals)[judged], self._output_weight, self._gather(normalisers)[judged]
         )
         return Batch(
-            PackedRows(torch.cat(ids), torch.cat(features), torch.cat(positions), lengths),
+            PackedRows(self._gather(ids), self._gather(features), self._gather(positions), lengths),
             judged,
-            TargetRows(probabilities, torch.cat(greedy)[judged]),
+            TargetRows(probabilities, self._columns[self._gather(greedy)[judged].long()]),
             is_answer,
-            torch.cat(following),
+            self._gather(following),
             tuple(temperatures),
         )
 
     def columns(self, token_ids: Tensor) -> Tensor:
         """Columns of the draft's output for token ids, -1 where there is none (and for -1)."""
         return torch.where(token_ids >= 0, self._columns[token_ids.clamp_min(0)], -1)
+
+    def _gather(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts).to(self._device)
 
     def _locate(self, reference: tuple[int, int]) -> tuple[_Shard, slice]:
         number, index = reference

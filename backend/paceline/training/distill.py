@@ -30,6 +30,7 @@ from paceline.training.output_ids import always_kept, choose_output_ids
 from paceline.training.target_states import TargetEncoder
 from paceline.training.token_store import TokenStore
 from paceline.training.trainer import Trainer, TrainingOptions
+from paceline.training.work_folder import WorkFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -100,16 +101,14 @@ class Distillation:
         on_report: Callable[[Report], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder = folder
         self._model: Any = model
         self._codec = codec
         self._options = options
         self._on_report = on_report
         self._clock = clock
-        folder.mkdir(parents=True, exist_ok=True)
         self._target = DraftTarget.of(model, codec.name)
-        self._spent, self._files = self._open_state()
-        self._store = TokenStore(folder / "tokens")
+        self._work = WorkFolder(folder, self._target, options.kind.value)
+        self._store = TokenStore(self._work.tokens)
         layers = self._target.num_layers
         # The middle, the input of the last layer, and the final norm.
         head = (layers // 2 - 1, layers - 2, FINAL_NORM) if layers > 2 else (0, FINAL_NORM)
@@ -126,34 +125,34 @@ class Distillation:
     def needs_data(self) -> bool:
         """Whether time and the limit leave room for more answers."""
         return (
-            self._spent["data"] < self._options.budget_s * DATA_SHARE
+            self._work.spent["data"] < self._options.budget_s * DATA_SHARE
             and self._store.num_answer_tokens < self._options.max_answer_tokens
         )
 
     def add_answers(self, path: Path, sequences: Iterable[TokenSequence]) -> None:
         """Take all of a file's sequences, once: a later run with the same file skips it."""
         name = str(path.resolve())
-        if name in self._files:
+        if name in self._work.files:
             return
         for sequence in sequences:
             self._store.add(sequence)
         self._store.flush()
-        self._files.append(name)
-        self._save_state()
+        self._work.files.append(name)
+        self._work.save()
 
     def collect(self, sequences: Iterable[TokenSequence]) -> None:
         """Take sequences until the data's share of the budget is used."""
-        started, before = self._clock(), self._spent["data"]
+        started, before = self._clock(), self._work.spent["data"]
         try:
             for sequence in sequences:
                 self._store.add(sequence)
-                self._spent["data"] = before + self._clock() - started
+                self._work.spent["data"] = before + self._clock() - started
                 self._report("data")
                 if not self.needs_data:
                     break
         finally:
             self._store.flush()
-            self._save_state()
+            self._work.save()
 
     def encode(self) -> None:
         """The target's states of every token shard that has none yet, as far as time allows; of at
@@ -161,20 +160,20 @@ class Distillation:
         if self._encoder is None:
             self._encoder = TargetEncoder(self._model, self._feature_layers)
         self._model.set_attn_implementation("sdpa")
-        started, before = self._clock(), self._spent["data"]
+        started, before = self._clock(), self._work.spent["data"]
 
         def checkpoint() -> None:
-            self._spent["data"] = before + self._clock() - started
+            self._work.spent["data"] = before + self._clock() - started
             self._report("features")
 
         try:
             for number, tokens in enumerate(self._store.paths()):
-                if number and self._spent["data"] > self._options.budget_s * ENCODE_SHARE:
+                if number and self._work.spent["data"] > self._options.budget_s * ENCODE_SHARE:
                     break
-                if not self._states_path(tokens).exists():
-                    self._encoder.encode_shard(tokens, self._states_path(tokens), checkpoint)
+                if not self._work.states_of(tokens).exists():
+                    self._encoder.encode_shard(tokens, self._work.states_of(tokens), checkpoint)
         finally:
-            self._save_state()
+            self._work.save()
 
     def train(self, destination: Path) -> Evaluation:
         """Train for what is left of the budget and write the draft folder."""
@@ -187,15 +186,14 @@ class Distillation:
                 field="minutes",
             )
         module = self._module(output_ids)
-        checkpoint = self._folder / "checkpoint.pt"
-        if not checkpoint.exists():
+        if not self._work.checkpoint.exists():
             self._initialise(module, output_ids, source)
-        trainer = Trainer(module, source, self._options.training, checkpoint)
+        trainer = Trainer(module, source, self._options.training, self._work.checkpoint)
         judged = (source.held_out or source.training)[:64]
         last = {"save": self._clock(), "evaluate": self._clock()}
 
         def on_step(progress: Progress) -> None:
-            self._spent["training"] = progress.elapsed_s
+            self._work.spent["training"] = progress.elapsed_s
             now = self._clock()
             if now - last["evaluate"] >= EVALUATE_EVERY_S:
                 with trainer.averaged():
@@ -203,16 +201,16 @@ class Distillation:
                 last["evaluate"] = self._clock()
             if now - last["save"] >= CHECKPOINT_EVERY_S:
                 trainer.save()
-                self._save_state()
+                self._work.save()
                 last["save"] = self._clock()
             self._report("training", progress)
 
         try:
-            budget_s = max(0.0, self._options.budget_s - self._spent["data"])
+            budget_s = max(0.0, self._options.budget_s - self._work.spent["data"])
             trainer.run(budget_s, on_step, self._clock)
         finally:
             trainer.save()
-            self._save_state()
+            self._work.save()
         with trainer.averaged():
             evaluation = evaluate(module, source, source.held_out or source.training)
             self._export(destination, module, output_ids, trainer.progress, evaluation)
@@ -254,7 +252,7 @@ class Distillation:
                 rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-5)),
             ),
             self._model.get_input_embeddings().weight.detach(),
-        ).to(torch.float32)
+        ).to(device=self._model.device, dtype=torch.float32)
 
     def _initialise(self, module: DraftModule, output_ids: Tensor, source: BatchSource) -> None:
         count = module.config.num_layers
@@ -278,13 +276,13 @@ class Distillation:
             random.Random(self._options.seed),
         )
         for tokens in self._store.paths():
-            if self._states_path(tokens).exists():
-                source.add(tokens, self._states_path(tokens))
+            if self._work.states_of(tokens).exists():
+                source.add(tokens, self._work.states_of(tokens))
         return source
 
     def _output_ids(self) -> Tensor:
         """Chosen once, when training begins, and kept: they are the shape of the output layer."""
-        path = self._folder / "output_ids.json"
+        path = self._work.output_ids
         if not path.exists():
             counts: Counter[int] = Counter()
             for shard in map(self._store.read, self._store.paths()):
@@ -295,45 +293,12 @@ class Distillation:
             limit = min(self._options.num_output_ids, self._target.vocabulary_rows)
             chosen = choose_output_ids(counts, kept, max(limit, len(kept)))
             path.write_text(json.dumps(chosen), encoding="utf-8")
-        return torch.tensor(json.loads(path.read_text(encoding="utf-8")))
-
-    def _states_path(self, tokens: Path) -> Path:
-        return tokens.with_name(tokens.name.replace("tokens-", "states-"))
+        chosen_ids = json.loads(path.read_text(encoding="utf-8"))
+        return torch.tensor(chosen_ids, device=self._model.device)
 
     def _report(self, phase: str, progress: Progress | None = None) -> None:
-        spent = self._spent["data"] + self._spent["training"]
+        spent = self._work.spent["data"] + self._work.spent["training"]
         share = min(1.0, spent / self._options.budget_s)
         self._on_report(
             Report(phase, share, self._store.num_answer_tokens, progress, self._evaluation)
         )
-
-    def _open_state(self) -> tuple[dict[str, float], list[str]]:
-        """Seconds spent in each phase and files taken by earlier runs on this folder.
-
-        Raises ConfigError when the folder belongs to another target or kind of draft.
-        """
-        path = self._folder / "distill.json"
-        mine = {"target": asdict(self._target), "kind": self._options.kind.value}
-        if path.exists():
-            state = json.loads(path.read_text(encoding="utf-8"))
-            for name, value in mine.items():
-                if state.get(name) != value:
-                    raise ConfigError(
-                        f"{self._folder} holds work on a draft for another {name} "
-                        f"({state.get(name)}); choose another folder with --work",
-                        field="work",
-                    )
-            return dict(state["spent"]), list(state["files"])
-        return {"data": 0.0, "training": 0.0}, []
-
-    def _save_state(self) -> None:
-        path = self._folder / "distill.json"
-        state = {
-            "target": asdict(self._target),
-            "kind": self._options.kind.value,
-            "spent": self._spent,
-            "files": self._files,
-        }
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(state, indent=1), encoding="utf-8")
-        partial.replace(path)

@@ -98,7 +98,7 @@ def evaluate(
         ]
         temperatures = torch.repeat_interleave(
             torch.tensor(batch.temperatures), torch.tensor(batch.rows.lengths)
-        )
+        ).to(target.device)
         _accumulate(sampled, batch, temperatures == 1, [(r.alpha, r.weight) for r in rows])
         _accumulate(greedy, batch, temperatures == 0, [(r.match, r.match) for r in rows])
         alpha += float(rows[0].alpha[batch.answer].sum())
@@ -132,13 +132,14 @@ def _accumulate(
     """Add every chain of drafts that starts at a chosen answer row; depth ``d`` of the chain from
     row ``i`` is row ``i + d - 1``."""
     count = len(batch.answer)
-    lengths = torch.tensor(batch.rows.lengths)
+    device = batch.answer.device
+    lengths = torch.tensor(batch.rows.lengths, device=device)
     ends = torch.repeat_interleave(lengths.cumsum(0), lengths)
-    start = torch.arange(count)
-    survival = torch.ones(count)
+    start = torch.arange(count, device=device)
+    survival = torch.ones(count, device=device)
     for depth, (value, weight) in enumerate(rows):
         row = (start + depth).clamp_max(count - 1)
         counted = (start + depth < ends) & batch.answer & chosen
-        sums.survival[depth] += (survival * value[row])[counted].sum()
-        sums.positions[depth] += counted.sum()
+        sums.survival[depth] += (survival * value[row])[counted].sum().cpu()
+        sums.positions[depth] += counted.sum().cpu()
         survival = survival * weight[row]

@@ -127,7 +127,9 @@ class Trainer:
         partial.replace(self._checkpoint)
 
     def _load(self) -> None:
-        state: dict[str, Any] = torch.load(self._checkpoint, weights_only=True)
+        state: dict[str, Any] = torch.load(
+            self._checkpoint, map_location=self._parameters[0].device, weights_only=True
+        )
         self._module.load_state_dict(state["module"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._average = state["average"]
@@ -154,14 +156,14 @@ class Trainer:
             self._update_average()
 
     def _loss(self, batch: Batch, depth: int) -> Tensor:
-        device = self._parameters[0].device.type
-        with torch.autocast(device, torch.bfloat16):
+        device = self._parameters[0].device
+        with torch.autocast(device.type, torch.bfloat16):
             states = unroll(self._module, batch.rows, depth)
-        total = torch.zeros(())
+        total = torch.zeros((), device=device)
         for index, hidden in enumerate(states):
-            chosen = rows_with_depth(batch.rows.lengths, index + 1)[batch.chosen]
+            chosen = rows_with_depth(batch.rows.lengths, index + 1, device)[batch.chosen]
             if index:
-                chosen &= torch.rand(len(chosen)) < _DEEP_ROWS
+                chosen &= torch.rand(len(chosen), device=device) < _DEEP_ROWS
             places = chosen.nonzero()[:, 0]
             if not len(places):
                 continue

@@ -125,6 +125,8 @@ def unroll(head: DraftModule, batch: PackedRows, depth: int) -> list[Tensor]:
     return states
 
 
-def rows_with_depth(lengths: Sequence[int], depth: int) -> Tensor:
+def rows_with_depth(
+    lengths: Sequence[int], depth: int, device: torch.device | None = None
+) -> Tensor:
     """``[N]`` bool: the rows that have a draft of ``depth`` behind them."""
-    return torch.cat([torch.arange(length) >= depth - 1 for length in lengths])
+    return torch.cat([torch.arange(length, device=device) >= depth - 1 for length in lengths])
