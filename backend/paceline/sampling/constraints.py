@@ -149,7 +149,8 @@ class SamplingConstraint:
         self._num_output += len(committed)
         if self._has_penalties:
             for token_id in committed:
-                self._counts[self._slot(token_id)] += 1
+                slot = self._slot(token_id)  # may put a larger table in place of this one
+                self._counts[slot] += 1
 
     def _penalties(self, drafted: Sequence[int], first: int) -> tuple[Entries, Entries]:
         known = len(self._slots)
