@@ -129,6 +129,28 @@ class TestChat:
         assert 9 in request.stop_token_ids
         assert request.speculation.value == "off"
 
+    async def test_logprobs(self, client: openai.AsyncOpenAI) -> None:
+        answer = await client.chat.completions.create(
+            model="fake-model", messages=MESSAGES, logprobs=True, top_logprobs=2
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.content is not None
+        assert "".join(each.token for each in logprobs.content) == answer.choices[0].message.content
+        assert [other.token for other in logprobs.content[0].top_logprobs] == ["?", "!"]
+        assert bytes(logprobs.content[0].bytes or ()).decode() == logprobs.content[0].token
+        stream = await client.chat.completions.create(
+            model="fake-model", messages=MESSAGES, logprobs=True, stream=True
+        )
+        tokens = [
+            each.token
+            async for chunk in stream
+            for choice in chunk.choices
+            if choice.logprobs is not None
+            for each in choice.logprobs.content or ()
+        ]
+        assert "".join(tokens) == answer.choices[0].message.content
+
     async def test_a_cut_answer_says_length(self, client: openai.AsyncOpenAI) -> None:
         answer = await client.chat.completions.create(
             model="fake-model", messages=MESSAGES, max_tokens=2
@@ -193,6 +215,27 @@ class TestCompletions:
         answer = await client.completions.create(model="fake-model", prompt=[ids, ids])
         assert [choice.text for choice in answer.choices] == ["pqr", "pqr"]
 
+    async def test_logprobs(self, client: openai.AsyncOpenAI) -> None:
+        answer = await client.completions.create(model="fake-model", prompt="abcdef", logprobs=1)
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.tokens == list("abcdef")
+        assert logprobs.text_offset == [0, 1, 2, 3, 4, 5]
+        assert logprobs.token_logprobs == [-0.5] * 6
+        assert logprobs.top_logprobs is not None
+        assert logprobs.top_logprobs[0] == {"a": -0.5, "?": -1.5}
+        stream = await client.completions.create(
+            model="fake-model", prompt="abcdef", logprobs=0, stream=True
+        )
+        offsets = [
+            offset
+            async for chunk in stream
+            for choice in chunk.choices
+            if choice.logprobs is not None
+            for offset in choice.logprobs.text_offset or ()
+        ]
+        assert offsets == [0, 1, 2, 3, 4, 5]
+
 
 class TestResponses:
     async def test_whole(self, client: openai.AsyncOpenAI) -> None:
@@ -220,6 +263,20 @@ class TestResponses:
             final = await stream.get_final_response()
         assert final.output_text.endswith(ECHO)
 
+    async def test_logprobs(self, client: openai.AsyncOpenAI) -> None:
+        response = await client.responses.create(
+            model="fake-model",
+            input="hello",
+            top_logprobs=1,
+            include=["message.output_text.logprobs"],
+        )
+        (message,) = response.output
+        assert message.type == "message"
+        (part,) = message.content
+        assert part.type == "output_text"
+        assert part.logprobs is not None
+        assert "".join(each.token for each in part.logprobs) == response.output_text
+
     async def test_the_next_turn(self, client: openai.AsyncOpenAI, server: Server) -> None:
         first = await client.responses.create(model="fake-model", input="one")
         second = await client.responses.create(
@@ -243,9 +300,7 @@ class TestResponses:
         assert server.engine.submitted[0].sampling.top_k == 5
         assert server.engine.submitted[0].sampling.seed == 3
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.responses.create(
-                model="fake-model", input="one", extra_body={"top_k": -5}
-            )
+            await client.responses.create(model="fake-model", input="one", extra_body={"top_k": -5})
         assert caught.value.param == "top_k"
 
 

@@ -150,7 +150,7 @@ class Answer:
         await self._start(200, STREAM_HEADERS)
         try:
             while True:
-                frames: list[bytes] = []
+                frames: list[bytes] = [] if events else [KEEP_ALIVE]
                 for event in events:
                     if not self._view.shows_failures:
                         self._require_success(event)
@@ -159,7 +159,8 @@ class Answer:
                 is_last = len(self._ended) == len(self._places)
                 if is_last:
                     frames += self._view.on_end(self._responses())
-                if not await self._write(b"".join(frames) or KEEP_ALIVE, is_last=is_last):
+                shown = b"".join(frames)
+                if (shown or is_last) and not await self._write(shown, is_last=is_last):
                     return
                 if is_last:
                     return

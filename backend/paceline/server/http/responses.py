@@ -26,7 +26,7 @@ def parse_response(value: dict[str, Any], gateway: Gateway) -> Ask:
     """See `endpoint.Endpoint`. Sampling parameters may stand beside `paceline` here, where clients
     of other servers put them."""
     is_stream = value.get("stream")
-    if is_stream not in (None, True, False):
+    if not isinstance(is_stream, bool | None):
         raise ProtocolError(ErrorCode.INVALID_TYPE, "stream must be true or false", param="stream")
     misplaced = [name for name in value if name in OPTION_NAMES - {"include"}]
     body = {name: each for name, each in value.items() if name not in misplaced}

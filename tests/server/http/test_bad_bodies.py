@@ -1,0 +1,228 @@
+"""Every wrong body gets a status, a code and the path of what is wrong, and runs nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.server.serving import serving
+
+if TYPE_CHECKING:
+    import httpx
+
+    from tests.server.serving import Server
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+RESPONSES = "/v1/responses"
+FIM = "/v1/fim/completions"
+INFILL = "/infill"
+USER = {"role": "user", "content": "hi"}
+M: dict[str, Any] = {"messages": [USER]}
+P: dict[str, Any] = {"prompt": "hi"}
+I: dict[str, Any] = {"input": "hi"}  # noqa: E741
+G: dict[str, Any] = {"input_prefix": "hi", "input_suffix": "x"}
+
+# path, body, status, code, param
+CASES: list[tuple[str, Any, int, str, str | None]] = [
+    (CHAT, [], 400, "invalid_type", None),
+    (CHAT, 7, 400, "invalid_type", None),
+    (CHAT, {}, 400, "missing_required_parameter", "messages"),
+    (CHAT, I, 400, "missing_required_parameter", "messages"),
+    (CHAT, {"messages": []}, 400, "invalid_value", "messages"),
+    (CHAT, {"messages": "hi"}, 400, "invalid_type", "messages"),
+    (CHAT, {"messages": ["hi"]}, 400, "invalid_type", "messages[0]"),
+    (CHAT, {"messages": [{"content": "x"}]}, 400, "missing_required_parameter", "messages[0].role"),
+    (CHAT, {"messages": [{"role": "king"}]}, 400, "invalid_value", "messages[0].role"),
+    (
+        CHAT,
+        {"messages": [{"role": "user"}]},
+        400,
+        "missing_required_parameter",
+        "messages[0].content",
+    ),
+    (CHAT, {"messages": [USER | {"content": 7}]}, 400, "invalid_type", "messages[0].content"),
+    (
+        CHAT,
+        {"messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "invalid_value",
+        "messages[1].content[0].type",
+    ),
+    (
+        CHAT,
+        {"messages": [USER, {"role": "tool", "content": "x"}]},
+        400,
+        "missing_required_parameter",
+        "messages[1].tool_call_id",
+    ),
+    (
+        CHAT,
+        {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+        400,
+        "missing_required_parameter",
+        "messages[1].tool_calls[0].function",
+    ),
+    (CHAT, {"messages": [USER | {"content": ""}]}, 400, "invalid_value", "messages"),
+    (CHAT, {"messages": [USER | {"content": "refuse me"}]}, 400, "invalid_value", "messages"),
+    (CHAT, M | {"model": "gpt-9"}, 404, "model_not_found", "model"),
+    (CHAT, M | {"model": 7}, 400, "invalid_type", "model"),
+    (CHAT, M | {"temperature": -1}, 400, "invalid_value", "temperature"),
+    (CHAT, M | {"temperature": "hot"}, 400, "invalid_type", "temperature"),
+    (CHAT, M | {"top_p": 0}, 400, "invalid_value", "top_p"),
+    (CHAT, M | {"top_p": 1.1}, 400, "invalid_value", "top_p"),
+    (CHAT, M | {"top_k": -2}, 400, "invalid_value", "top_k"),
+    (CHAT, M | {"min_p": 2}, 400, "invalid_value", "min_p"),
+    (CHAT, M | {"repetition_penalty": 0}, 400, "invalid_value", "repetition_penalty"),
+    (CHAT, M | {"presence_penalty": 3}, 400, "invalid_value", "presence_penalty"),
+    (CHAT, M | {"frequency_penalty": -3}, 400, "invalid_value", "frequency_penalty"),
+    (CHAT, M | {"seed": -1}, 400, "invalid_value", "seed"),
+    (CHAT, M | {"seed": 1.5}, 400, "invalid_type", "seed"),
+    (CHAT, M | {"stop": ""}, 400, "invalid_value", "stop"),
+    (CHAT, M | {"stop": ["x"] * 17}, 400, "invalid_value", "stop"),
+    (CHAT, M | {"stop": [1]}, 400, "invalid_type", "stop[0]"),
+    (CHAT, M | {"stop_token_ids": [-1]}, 400, "invalid_value", "stop_token_ids[0]"),
+    (CHAT, M | {"stop_token_ids": [1 << 30]}, 400, "invalid_value", "stop_token_ids"),
+    (CHAT, M | {"logit_bias": {"a": 1}}, 400, "invalid_type", "logit_bias"),
+    (CHAT, M | {"logit_bias": {"5": 101}}, 400, "invalid_value", "logit_bias[...]"),
+    (CHAT, M | {"logit_bias": {"1073741824": 1}}, 400, "invalid_value", "logit_bias"),
+    (CHAT, M | {"n": 0}, 400, "invalid_value", "n"),
+    (CHAT, M | {"n": 129}, 400, "invalid_value", "n"),
+    (CHAT, M | {"max_tokens": 0}, 400, "invalid_value", "max_tokens"),
+    (CHAT, M | {"max_completion_tokens": -5}, 400, "invalid_value", "max_completion_tokens"),
+    (CHAT, M | {"logprobs": 3}, 400, "invalid_type", "logprobs"),
+    (CHAT, M | {"top_logprobs": 3}, 400, "invalid_value", "top_logprobs"),
+    (CHAT, M | {"logprobs": True, "top_logprobs": 21}, 400, "invalid_value", "top_logprobs"),
+    (CHAT, M | {"stream": "yes"}, 400, "invalid_type", "stream"),
+    (CHAT, M | {"stream_options": True}, 400, "invalid_type", "stream_options"),
+    (CHAT, M | {"modalities": ["audio"]}, 400, "unsupported_parameter", "modalities"),
+    (CHAT, M | {"functions": [{"name": "f"}]}, 400, "unsupported_parameter", "functions"),
+    (CHAT, M | {"paceline": {"topk": 3}}, 400, "unknown_parameter", "paceline.topk"),
+    (CHAT, M | {"paceline": {"top_k": -1}}, 400, "invalid_value", "paceline.top_k"),
+    (CHAT, M | {"paceline": {"speculation": "x"}}, 400, "invalid_value", "paceline.speculation"),
+    (TEXT, {}, 400, "missing_required_parameter", "prompt"),
+    (TEXT, {"prompt": ""}, 400, "invalid_value", "prompt"),
+    (TEXT, {"prompt": []}, 400, "invalid_value", "prompt"),
+    (TEXT, {"prompt": [1, "a"]}, 400, "invalid_type", "prompt"),
+    (TEXT, {"prompt": [-1]}, 400, "invalid_value", "prompt[0]"),
+    (TEXT, {"prompt": [1 << 30]}, 400, "invalid_value", "prompt"),
+    (TEXT, {"prompt": ["a"] * 100, "n": 2}, 400, "invalid_value", "prompt"),
+    (TEXT, {"prompt": [1], "suffix": "x"}, 400, "invalid_type", "prompt"),
+    (TEXT, P | {"max_tokens": 0}, 400, "invalid_value", "max_tokens"),
+    (TEXT, P | {"logprobs": True}, 400, "invalid_type", "logprobs"),
+    (TEXT, P | {"logprobs": 21}, 400, "invalid_value", "logprobs"),
+    (TEXT, P | {"echo": True, "logprobs": 1}, 400, "unsupported_parameter", "echo"),
+    (TEXT, P | {"best_of": 3}, 400, "unsupported_parameter", "best_of"),
+    (TEXT, P | {"model": "x"}, 404, "model_not_found", "model"),
+    (TEXT, {"prompt": "x" * 5000}, 400, "context_length_exceeded", "prompt"),
+    (RESPONSES, {}, 400, "missing_required_parameter", "input"),
+    (RESPONSES, {"input": ""}, 400, "invalid_value", "input"),
+    (RESPONSES, {"input": [{"role": "king"}]}, 400, "invalid_value", "input[0].role"),
+    (RESPONSES, I | {"stream": 1}, 400, "invalid_type", "stream"),
+    (RESPONSES, I | {"temperature": -1}, 400, "invalid_value", "temperature"),
+    (RESPONSES, I | {"max_output_tokens": 0}, 400, "invalid_value", "max_output_tokens"),
+    (RESPONSES, I | {"top_k": -1}, 400, "invalid_value", "top_k"),
+    (RESPONSES, I | {"top_k": 1, "paceline": 7}, 400, "invalid_type", "paceline"),
+    (RESPONSES, I | {"paceline": {"tpo": 1}}, 400, "unknown_parameter", "paceline.tpo"),
+    (
+        RESPONSES,
+        I | {"previous_response_id": "x"},
+        404,
+        "previous_response_not_found",
+        "previous_response_id",
+    ),
+    (RESPONSES, I | {"background": True}, 400, "unsupported_parameter", "background"),
+    (RESPONSES, I | {"conversation": "c"}, 400, "unsupported_parameter", "conversation"),
+    (RESPONSES, I | {"model": "x"}, 404, "model_not_found", "model"),
+    (FIM, {"suffix": "x"}, 400, "missing_required_parameter", "prompt"),
+    (FIM, P | {"suffix": 7}, 400, "invalid_type", "suffix"),
+    (FIM, P | {"random_seed": -1}, 400, "invalid_value", "random_seed"),
+    (FIM, P | {"max_tokens": 0}, 400, "invalid_value", "max_tokens"),
+    (INFILL, {}, 400, "missing_required_parameter", "input_prefix"),
+    (INFILL, G | {"n_predict": -2}, 400, "invalid_value", "n_predict"),
+    (INFILL, G | {"input_extra": [{}]}, 400, "missing_required_parameter", "input_extra[0].text"),
+    (INFILL, G | {"response_fields": "content"}, 400, "invalid_type", "response_fields"),
+    (INFILL, G | {"temperature": -1}, 400, "invalid_value", "temperature"),
+]
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+async def test_wrong_bodies(server: Server, http: httpx.AsyncClient, is_stream: bool) -> None:
+    """All in one server: none of them leaves anything behind that changes the next."""
+    assert len(CASES) >= 60
+    for path, body, status, code, param in CASES:
+        sent = body | {"stream": True} if is_stream and isinstance(body, dict) else body
+        if isinstance(body, dict) and "stream" in body:
+            sent = body
+        answered = await http.post(path, json=sent)
+        shown = (path, body, answered.text)
+        assert answered.status_code == status, shown
+        error = answered.json()["error"]
+        assert (error["code"], error["param"]) == (code, param), shown
+        assert error["type"] == "invalid_request_error"
+        assert error["message"], shown
+    assert server.engine.submitted == []
+    assert (await http.post(CHAT, json=M)).status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, FIM, INFILL])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"not json",
+        b'{"prompt": NaN}',
+        b"\xff\xfe",
+        b'{"prompt": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+    ],
+    ids=["empty", "open", "words", "nan", "bytes", "surrogate", "arrays", "objects"],
+)
+async def test_bodies_that_are_no_json(http: httpx.AsyncClient, path: str, body: bytes) -> None:
+    answered = await http.post(path, content=body)
+    assert answered.status_code == 400, answered.text
+    assert answered.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_that_is_too_large() -> None:
+    import httpx
+
+    async with (
+        serving(max_message_bytes=2048) as server,
+        httpx.AsyncClient(base_url=server.http_url) as http,
+    ):
+        answered = await http.post(TEXT, json={"prompt": "x" * 4000})
+        assert answered.status_code == 413
+        assert answered.json()["error"]["code"] == "request_too_large"
+        assert (await http.post(TEXT, json=P)).status_code == 200
+
+
+async def test_addresses_and_methods(http: httpx.AsyncClient) -> None:
+    unknown = await http.get("/v1/nothing")
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["code"] == "unknown_url"
+    wrong = await http.get(CHAT)
+    assert wrong.status_code == 405
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
+    assert wrong.headers["allow"] == "POST"
+    socket_only = await http.get(RESPONSES)
+    assert socket_only.status_code == 426
+
+
+async def test_a_fault_of_ours_is_a_500_and_the_server_lives(http: httpx.AsyncClient) -> None:
+    broken = {"messages": [{"role": "user", "content": "break the template"}]}
+    answered = await http.post(CHAT, json=broken)
+    assert answered.status_code == 500
+    assert answered.json()["error"]["code"] == "server_error"
+    assert (await http.post(CHAT, json=M)).status_code == 200
+
+
+def test_the_table_holds_what_json_can_hold() -> None:
+    for _, body, *_ in CASES:
+        json.dumps(body)
