@@ -270,6 +270,7 @@ def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engi
                 dtype=config.dtype.value,
                 device=config.device.value,
                 max_sequences=config.max_sequences,
+                fast_path=config.fast_path,
             ),
         ),
     )

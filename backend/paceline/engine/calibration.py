@@ -265,10 +265,11 @@ class Calibration:
 
     def _least(self, run: Callable[[], object]) -> float:
         """Seconds of a run; long ones are repeated less often."""
-        run()
-        seconds: list[float] = []
         is_late = self._clock() - self._started_at > PATIENCE_S
         repeats = 1 if is_late else REPEATS
+        if not is_late:
+            run()
+        seconds: list[float] = []
         while len(seconds) < repeats and (len(seconds) < 3 or sum(seconds) < 0.4):
             started = self._clock()
             run()
@@ -309,9 +310,16 @@ def cached_costs(
 
 
 def cost_key(
-    *, target: Path, draft: Path | None, dtype: str, device: str, max_sequences: int
+    *,
+    target: Path,
+    draft: Path | None,
+    dtype: str,
+    device: str,
+    max_sequences: int,
+    fast_path: bool,
 ) -> dict[str, object]:
-    """Everything that the costs of a step depend on. target, draft: folders or files of weights."""
+    """Everything that the costs of a step depend on. target, draft: folders or files of weights.
+    fast_path: whether transformers' modules may be replaced by faster ones."""
     device_name = platform.processor() or platform.machine()
     if device == "cuda":
         device_name = torch.cuda.get_device_name()
@@ -322,6 +330,7 @@ def cost_key(
         "device": device_name,
         "threads": torch.get_num_threads(),
         "max_sequences": max_sequences,
+        "fast_path": fast_path,
         "torch": torch.__version__,
         "paceline": paceline.__version__,
     }
