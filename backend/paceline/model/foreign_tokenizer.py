@@ -64,15 +64,13 @@ def load_foreign_tokenizer(folder: Path, gguf_file: str | None) -> ForeignTokeni
 
 
 def _set_split(tokenizer: Tokenizer, path: Path) -> None:
-    from gguf import GGUFReader
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    from transformers.integrations.gguf.reader import read_gguf_metadata
 
-    fields = GGUFReader(path).fields
-    model = fields["tokenizer.ggml.model"].contents()
-    if model != "gpt2":
+    fields, _ = read_gguf_metadata(str(path), ())
+    if fields["tokenizer.ggml.model"] != "gpt2":
         return
-    field = fields.get("tokenizer.ggml.pre")
-    split = None if field is None else field.contents()
+    split = fields.get("tokenizer.ggml.pre")
     if split in GGUF_PRE_TOKENIZER_SPLITS or split in _GPT2_SPLIT:
         return
     if split not in _DIGITS_SPLIT:
