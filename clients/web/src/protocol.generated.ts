@@ -1,17 +1,18 @@
 // Generated from protocol/asyncapi.json by scripts/generate-protocol.mjs; do not edit.
-// sha256 of the document: 2dc2891975cbac41309da3187c1837eb421f3751166c63f8b1c771a0f6c7c08c
+// sha256 of the document: bd7731b0f5976788eb555d69c5726a530816c0895d919fc5fe4eac7d3a049e72
 export const PROTOCOL_VERSION = "1.0.0";
 
 /**
- * Continue raw text, or fill in between `prompt` and `suffix`. The events are those of a response; no chat template is applied and nothing is kept for a next turn.
+ * Continue raw text, or fill in between `prompt` and `suffix`. The events are those of a response; no chat template is applied and nothing is kept for a next turn. suffix: even an empty one makes the two the surroundings of a gap: the model's own tokens for filling in are used if it has any, what does not fit is left out at the far ends, and the default length is short. Without it `prompt` must fit as it is. prompt: a text, or its token ids exactly as the model shall see them. top_logprobs: each text delta carries the log-probabilities of its tokens and of so many alternatives; 0 asks for those of the tokens alone.
  */
 export interface CompletionCreate {
   type: "completion.create";
-  prompt: string;
+  prompt: string | number[];
   suffix?: string | null;
   max_output_tokens?: number | null;
   temperature?: number | null;
   top_p?: number | null;
+  top_logprobs?: number | null;
   stream_id?: string | null;
   paceline?: PacelineOptions | null;
 }
@@ -126,6 +127,29 @@ export interface FunctionCall {
   status?: ("completed" | "in_progress" | "incomplete") | null;
 }
 /**
+ * More of the call's arguments.
+ */
+export interface FunctionCallArgumentsDelta {
+  type: "response.function_call_arguments.delta";
+  sequence_number: number;
+  stream_id?: string;
+  item_id: string;
+  output_index: number;
+  delta: string;
+}
+/**
+ * The whole arguments: JSON text, as the model wrote it.
+ */
+export interface FunctionCallArgumentsDone {
+  type: "response.function_call_arguments.done";
+  sequence_number: number;
+  stream_id?: string;
+  item_id: string;
+  output_index: number;
+  name: string;
+  arguments: string;
+}
+/**
  * What the called function returned.
  */
 export interface FunctionCallOutput {
@@ -174,7 +198,7 @@ export interface OutputItemAdded {
   sequence_number: number;
   stream_id?: string;
   output_index: number;
-  item: OutputMessage | FunctionCall;
+  item: OutputMessage | FunctionCall | Reasoning;
 }
 /**
  * The model's message.
@@ -186,12 +210,29 @@ export interface OutputMessage {
   content: OutputText[];
   role: "assistant";
 }
+/**
+ * The model's thoughts before its answer. `summary` is always empty; official clients want it there. Sent back as history it adds nothing to the prompt.
+ */
+export interface Reasoning {
+  type: "reasoning";
+  id?: string | null;
+  summary?: unknown[];
+  content?: ReasoningText[] | null;
+  status?: ("completed" | "in_progress" | "incomplete") | null;
+}
+/**
+ * What the model wrote while it was thinking.
+ */
+export interface ReasoningText {
+  type: "reasoning_text";
+  text: string;
+}
 export interface OutputItemDone {
   type: "response.output_item.done";
   sequence_number: number;
   stream_id?: string;
   output_index: number;
-  item: OutputMessage | FunctionCall;
+  item: OutputMessage | FunctionCall | Reasoning;
 }
 /**
  * More text: always whole characters, often of several tokens.
@@ -246,12 +287,28 @@ export interface PacelineSummary {
   expected_plain_ms: number | null;
 }
 /**
- * A reasoning item sent back as history; it adds nothing to the prompt.
+ * More of what the model thinks.
  */
-export interface Reasoning {
-  type: "reasoning";
-  id?: string | null;
-  summary?: unknown[];
+export interface ReasoningTextDelta {
+  type: "response.reasoning_text.delta";
+  sequence_number: number;
+  stream_id?: string;
+  item_id: string;
+  output_index: number;
+  content_index: number;
+  delta: string;
+}
+/**
+ * The whole thought.
+ */
+export interface ReasoningTextDone {
+  type: "response.reasoning_text.done";
+  sequence_number: number;
+  stream_id?: string;
+  item_id: string;
+  output_index: number;
+  content_index: number;
+  text: string;
 }
 /**
  * One response. created_at, completed_at: seconds since 1970. Fields that a finished response holds and a running one doesn't yet are null.
@@ -261,7 +318,7 @@ export interface Response {
   created_at: number;
   model: string;
   status: "cancelled" | "completed" | "failed" | "in_progress" | "incomplete" | "queued";
-  output: (OutputMessage | FunctionCall)[];
+  output: (OutputMessage | FunctionCall | Reasoning)[];
   object: "response";
   background: boolean;
   completed_at: number | null;
@@ -471,6 +528,10 @@ export type ServerEvent =
   | ContentPartAdded
   | OutputTextDelta
   | OutputTextDone
+  | FunctionCallArgumentsDelta
+  | FunctionCallArgumentsDone
+  | ReasoningTextDelta
+  | ReasoningTextDone
   | ContentPartDone
   | OutputItemDone
   | ResponseCompleted
