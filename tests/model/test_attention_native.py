@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from paceline.model import native
 from paceline.model.attention_cpu import PagedAttention
 from paceline.model.attention_native import CpuAttention, NativePagedAttention
 from paceline.model.batch import Segment, pack
-from paceline.model.fast import native
 from tests.model.attention_models import plain_varlen
 
 if TYPE_CHECKING:

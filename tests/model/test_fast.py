@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.model import native
 from paceline.model.attention import ATTENTION_NAME
 from paceline.model.batch import Segment, pack
-from paceline.model.fast import native, speed_up
+from paceline.model.fast import speed_up
 from paceline.model.fast.equality import is_as_exact
+from paceline.model.fast.native_layer import NativeProjection
 from paceline.model.fast.projection import can_prepack
 from paceline.model.runner import ModelRunner
 from tests.model.attention_models import NUM_LAYERS, VOCABULARY_SIZE, attention_model, kv_layers
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from transformers import PreTrainedModel
+
+    from paceline.model.fast import LeanDecoder
 
 BLOCK_SIZE = 4
 LLAMA_FAMILY = [
@@ -36,6 +40,11 @@ LLAMA_FAMILY = [
 ]
 OTHERS = ["gemma", "gemma3", "granite", "gpt2"]
 
+_KERNELS = native.load_kernels()
+needs_products = pytest.mark.skipif(
+    _KERNELS is None or not _KERNELS.has_products,
+    reason="no C++ compiler, or no bfloat16 dot products on this machine",
+)
 pytestmark = pytest.mark.skipif(
     not can_prepack(torch.zeros(2, 2, dtype=torch.bfloat16)),
     reason="no prepacked bfloat16 products on this machine",
@@ -258,6 +267,81 @@ def test_equality_allows_rounding_and_nothing_else() -> None:
     assert not is_as_exact((exact * 1.01).to(torch.bfloat16), rounded, exact)
     assert not is_as_exact(rounded.roll(1, 0), rounded, exact)
     assert not is_as_exact(rounded * torch.nan, rounded, exact)
+
+
+def native_decoder(name: str) -> tuple[PreTrainedModel, LeanDecoder]:
+    model = ready(name)
+    decoder = speed_up(model).decoder
+    assert decoder is not None
+    return model, decoder
+
+
+@needs_products
+@pytest.mark.parametrize("name", ["llama", "llama-biased", "mistral", "qwen3", "smollm3"])
+def test_a_token_comes_out_the_same_alone_in_company_and_verified(name: str) -> None:
+    """Bit for bit, whatever else is in the step: speculation then cannot change a greedy answer."""
+    model, decoder = native_decoder(name)
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randint(VOCABULARY_SIZE, (3, 40), generator=generator).tolist()
+    tables = [[0, 3, 5, 7, 9, 11, 13, 15, 17, 19], [2, 4, 6, 8], [10, 12, 14, 16]]
+
+    def run(*parts: tuple[int, int, int], runner: ModelRunner) -> list[Tensor]:
+        segments = [
+            Segment(ids[which][start:end], start, tables[which], end - start)
+            for which, start, end in parts
+        ]
+        logits = runner.forward(pack(segments, BLOCK_SIZE)).logits
+        return list(torch.split(logits, [end - start for _, start, end in parts]))
+
+    def fresh() -> ModelRunner:
+        return ModelRunner(model, kv_layers(model, 24, BLOCK_SIZE), decoder=decoder)
+
+    one = fresh()
+    alone = [run((0, position, position + 1), runner=one)[0] for position in range(33)]
+    many = fresh()
+    together = [
+        run((0, 0, 13), (1, 0, 9), runner=many)[0],
+        run((1, 9, 10), (0, 13, 18), (2, 0, 15), runner=many)[1],
+        run((0, 18, 19), runner=many)[0],
+        run((2, 15, 16), (1, 10, 15), (0, 19, 33), runner=many)[2],
+    ]
+    assert torch.equal(torch.cat(alone), torch.cat(together))
+
+
+@needs_products
+@pytest.mark.parametrize("num_rows", [1, 2, 11, 12, 13, 97, 200])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (50, 33), (576, 32)])
+def test_products(num_rows: int, inputs: int, outputs: int) -> None:
+    kernels = native.load_kernels()
+    assert kernels is not None
+    generator = torch.Generator().manual_seed(6)
+    rows = torch.randn(num_rows, inputs, generator=generator).to(torch.bfloat16)
+    weight = torch.randn(outputs, inputs, generator=generator).to(torch.bfloat16)
+    bias = torch.randn(outputs, generator=generator).to(torch.bfloat16)
+    for each in (None, bias):
+        exact = nn.functional.linear(rows.double(), weight.double())
+        if each is not None:
+            exact += each.double()
+        # Products are exact in float32, and so is the rounding at the end; in between are
+        # `inputs` additions, each off by at most half of 2^-23 of what has been summed.
+        scale = nn.functional.linear(rows.double().abs(), weight.double().abs())
+        allowed = 2**-8 * exact.abs() + inputs * 2**-24 * scale + 1e-6
+        value = NativeProjection(weight, each, kernels)(rows).double()
+        assert bool(((value - exact).abs() <= allowed).all())
+
+
+@needs_products
+def test_gated_products() -> None:
+    kernels = native.load_kernels()
+    assert kernels is not None
+    generator = torch.Generator().manual_seed(8)
+    rows = torch.randn(5, 64, generator=generator).to(torch.bfloat16)
+    weight = torch.randn(96, 64, generator=generator).to(torch.bfloat16)
+    gate, up = nn.functional.linear(rows.double(), weight.double()).chunk(2, dim=-1)
+    exact = nn.functional.silu(gate) * up
+    value = NativeProjection(weight, None, kernels, is_gate=True)(rows).double()
+    assert value.shape == (5, 48)
+    assert bool(((value - exact).abs() <= 2**-7 * exact.abs() + 1e-3).all())
 
 
 @pytest.mark.skipif(native.load_kernels() is None, reason="no C++ compiler on this machine")

@@ -8,12 +8,13 @@ batch. Where the kernel cannot be had (no compiler, another dtype), `CpuAttentio
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.model.attention_cpu import PagedAttention
-from paceline.model.fast.native import Kernels, load_kernels
+from paceline.model.native import Kernels, load_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,10 +78,12 @@ class _Layer(ctypes.Structure):
 class NativeMemory:
     """K/V memory described once for the kernel; holds on to the tensors."""
 
-    def __init__(self, layers: Sequence[Tensor], kernels: Kernels) -> None:
-        self._tensors = tuple(layers)
-        self._structures = [_describe(layer) for layer in layers]
-        self.addresses = [ctypes.addressof(structure) for structure in self._structures]
+    def __init__(self, layers: Sequence[Tensor] | Mapping[int, Tensor], kernels: Kernels) -> None:
+        """layers: by index, [2, blocks, block_size, Hkv, D] each."""
+        indexed = layers.items() if isinstance(layers, Mapping) else enumerate(layers)
+        self._tensors = dict(indexed)
+        self._structures = {index: _describe(layer) for index, layer in self._tensors.items()}
+        self.addresses = {index: ctypes.addressof(s) for index, s in self._structures.items()}
         self.kernels = kernels
 
 
@@ -100,10 +103,14 @@ class NativePagedAttention:
             batch.context_lengths.ctypes.data,
             batch.block_tables.ctypes.data,
         )
-        self._pointer = ctypes.addressof(self._batch)
+        self.batch_pointer = ctypes.addressof(self._batch)
         self._attend = memory.kernels.attend
         # Also tells OpenMP, in a thread that computes for the first time, what was set.
-        self._num_threads = torch.get_num_threads()
+        self.num_threads = torch.get_num_threads()
+
+    def memory_pointer(self, layer: int) -> int:
+        """Where the kernels find the layer's K/V memory described."""
+        return self._memory.addresses[layer]
 
     def attend(
         self,
@@ -118,7 +125,7 @@ class NativePagedAttention:
         query, key, value = _rows(query), _rows(key), _rows(value)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         self._attend(
-            self._pointer,
+            self.batch_pointer,
             self._memory.addresses[layer],
             query.data_ptr(),
             key.data_ptr(),
@@ -130,7 +137,7 @@ class NativePagedAttention:
             scale,
             sliding_window or 0,
             output.data_ptr(),
-            self._num_threads,
+            self.num_threads,
         )
         return output
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.model.attention_cpu import PagedAttention
+from paceline.model.attention_native import NativeMemory, NativePagedAttention
 from paceline.model.batch import PackedBatch, Segment, pack
-from paceline.model.fast.lean import AttentionCall, make_layer
+from paceline.model.fast.lean import AttentionCall, make_layer, native_layer
 from paceline.model.fast.operations import Rotation, TorchOperations
 from paceline.model.fast.recognise import NotRecognisedError, find_layer
 
@@ -37,6 +38,7 @@ _MOST_TIMES_THE_ORIGINALS_ERROR = 2.0
 _BLOCK_SIZE = 8
 # Blocks of the three sequences of `probe_batches`, out of order so that paging is exercised.
 _TABLES = ((4, 1), (0, 5), (3, 2))
+_NUM_BLOCKS = 6
 
 
 def is_as_exact(value: Tensor, original: Tensor, exact: Tensor) -> bool:
@@ -92,8 +94,7 @@ class ScratchMemory:
         if self._attention is None:
             raise RuntimeError("begin() comes before attend()")
         if layer not in self._layers:
-            num_blocks = 1 + max(max(table) for table in _TABLES)
-            self._layers[layer] = key.new_zeros(2, num_blocks, _BLOCK_SIZE, *key.shape[1:])
+            self._layers[layer] = key.new_zeros(2, _NUM_BLOCKS, _BLOCK_SIZE, *key.shape[1:])
         self.calls[layer] = AttentionCall(scale, sliding_window)
         return self._attention.attend(layer, query, key, value, scale, sliding_window)
 
@@ -203,6 +204,12 @@ def check_layer(
         find_layer(exact_layer, parts.index), call, TorchOperations(), has_rotation=has_rotation
     )
     lean = make_layer(parts, call, operations, has_rotation=has_rotation)
+    native = native_layer(lean, parts.query.in_features)
+    native_memory = None
+    if native is not None and operations.kernels is not None:
+        shape = (2, _NUM_BLOCKS, _BLOCK_SIZE, lean.num_kv_heads, lean.head_dim)
+        layer_memory = {parts.index: parts.key.weight.new_zeros(shape)}
+        native_memory = NativeMemory(layer_memory, operations.kernels)
     memories = [ScratchMemory() for _ in range(4)]
     for seen in traces:
         rows = seen.inputs[parts.index] / 64
@@ -217,7 +224,14 @@ def check_layer(
             raise NotRecognisedError(f"layer {parts.index} computes something else")
         rotation = Rotation.of(cos[0], sin[0])
         value = lean.forward(rows[0], rotation, memories[3].begin(seen.batch))[None]
-        if not is_as_exact(value, original, exact):
+        values = [value]
+        if native is not None and native_memory is not None:
+            in_place = rows[0].clone()
+            scratch = in_place.new_empty(len(in_place) * native.scratch_width)
+            context = NativePagedAttention(seen.batch, native_memory)
+            native.forward_(in_place, rotation, context, scratch)
+            values.append(in_place[None])
+        if not all(is_as_exact(value, original, exact) for value in values):
             raise NotRecognisedError(f"layer {parts.index} comes out less exact")
 
 

@@ -30,10 +30,10 @@ from paceline.model.fast.lean import (
     make_norm,
     make_operations,
 )
-from paceline.model.fast.native import load_kernels
 from paceline.model.fast.projection import can_prepack
 from paceline.model.fast.recognise import DecoderParts, LayerParts, NotRecognisedError, find_decoder
 from paceline.model.fast.replacement import replace_modules
+from paceline.model.native import load_kernels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from paceline.model.attention_native import NativePagedAttention
+from paceline.model.fast.native_layer import NativeLayer, NativeProjection, can_arrange
 from paceline.model.fast.operations import (
     NativeOperations,
     NormWeight,
@@ -27,12 +29,12 @@ from paceline.model.fast.recognise import DecoderParts, LayerParts, norm_epsilon
 from paceline.model.features import FINAL_NORM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor, nn
 
     from paceline.model.attention import AttentionContext
-    from paceline.model.fast.native import Kernels
+    from paceline.model.native import Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class LeanLayer:
-    """One decoder layer. head_norm: over queries and keys of each head, before rotation."""
+    """One decoder layer. head_norm: over queries and keys of each head, before rotation. gated:
+    rows [T, hidden] -> activation(gate) * up [T, intermediate]."""
 
     index: int
     call: AttentionCall
@@ -58,8 +61,7 @@ class LeanLayer:
     head_norm: NormWeight | None
     output: Projection
     feed_forward_norm: NormWeight
-    gate_up: Projection
-    activation: Callable[[Tensor], Tensor]
+    gated: Projection
     down: Projection
     operations: Operations
 
@@ -84,7 +86,7 @@ class LeanLayer:
         rows, normed = operations.add_norm(
             rows, self.output(attended.reshape(num_rows, -1)), self.feed_forward_norm
         )
-        return rows + self.down(operations.gate(self.gate_up(normed), self.activation))
+        return rows + self.down(self.gated(normed))
 
 
 class LeanDecoder:
@@ -108,6 +110,10 @@ class LeanDecoder:
         self._head = head
         self._vocabulary_rows = vocabulary_rows
         self._operations = operations
+        natives = [native_layer(layer, embedding.shape[1]) for layer in self._layers]
+        self._native = [native for native in natives if native is not None]
+        if len(self._native) < len(self._layers):
+            self._native = []
 
     def forward(
         self,
@@ -129,10 +135,17 @@ class LeanDecoder:
         rows = F.embedding(token_ids, self._embedding)
         rotation = self.rotation(rows, positions)
         features: dict[int, Tensor] = {}
-        for layer in self._layers:
-            rows = layer.forward(rows, rotation, context)
-            if layer.index in feature_layers:
-                features[layer.index] = rows
+        if self._native and isinstance(context, NativePagedAttention):
+            scratch = rows.new_empty(len(rows) * self._native[0].scratch_width)
+            for index, native in enumerate(self._native):
+                native.forward_(rows, rotation, context, scratch)
+                if index in feature_layers:
+                    features[index] = rows.clone()
+        else:
+            for layer in self._layers:
+                rows = layer.forward(rows, rotation, context)
+                if layer.index in feature_layers:
+                    features[layer.index] = rows
         if FINAL_NORM in feature_layers:
             rows = features[FINAL_NORM] = self._operations.norm(rows, self._norm)
         if len(logit_rows) != len(rows):
@@ -178,13 +191,12 @@ def make_layer(
         head_dim=head_dim,
         has_rotation=has_rotation,
         attention_norm=make_norm(parts.attention_norm),
-        query_key_value=_merge(parts.query, parts.key, parts.value),
+        query_key_value=_merge(operations, parts.query, parts.key, parts.value),
         head_norm=_head_norm(parts, num_heads, num_kv_heads),
-        output=_merge(parts.output),
+        output=_merge(operations, parts.output),
         feed_forward_norm=make_norm(parts.feed_forward_norm),
-        gate_up=_merge(parts.gate, parts.up),
-        activation=plain_activation(parts.activation),
-        down=_merge(parts.down),
+        gated=_gated(parts, operations),
+        down=_merge(operations, parts.down),
         operations=operations,
     )
 
@@ -198,23 +210,53 @@ def make_decoder(
         rotary=parts.rotary,
         layers=layers,
         norm=make_norm(parts.norm),
-        head=_merge(parts.head),
+        head=_merge(operations, parts.head),
         vocabulary_rows=parts.head.out_features,
         operations=operations,
     )
 
 
-def _merge(*linears: nn.Linear) -> Projection:
+def native_layer(layer: LeanLayer, hidden: int) -> NativeLayer | None:
+    """The layer as one call, if all of it is in our kernels."""
+    products = (layer.query_key_value, layer.output, layer.gated, layer.down)
+    if not all(isinstance(product, NativeProjection) for product in products):
+        return None
+    if layer.head_norm is not None and not layer.has_rotation:
+        return None
+    kernels = layer.operations.kernels
+    return None if kernels is None else NativeLayer(layer, hidden, kernels)
+
+
+def _merge(operations: Operations, *linears: nn.Linear) -> Projection:
     """One product for layers that read the same rows; outputs side by side."""
+    weight, bias = _merged(*linears)
+    kernels = operations.kernels
+    if kernels is not None and can_arrange(weight, kernels):
+        return NativeProjection(weight, bias, kernels)
+    return make_projection(weight, bias)
+
+
+def _gated(parts: LayerParts, operations: Operations) -> Projection:
+    """rows -> activation(gate) * up, by one product."""
+    weight, bias = _merged(parts.gate, parts.up)
+    activation = plain_activation(parts.activation)
+    kernels = operations.kernels
+    if kernels is not None and activation is F.silu and can_arrange(weight, kernels, is_gate=True):
+        return NativeProjection(weight, bias, kernels, is_gate=True)
+    product = make_projection(weight, bias)
+    return lambda rows: operations.gate(product(rows), activation)
+
+
+def _merged(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
     weights = [linear.weight.detach() for linear in linears]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     if all(linear.bias is None for linear in linears):
-        return make_projection(weight, None)
+        return weight, None
     biases = [
         weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
         for linear in linears
     ]
-    return make_projection(weight, torch.cat(biases))
+    return weight, torch.cat(biases)
 
 
 def _head_norm(parts: LayerParts, num_heads: int, num_kv_heads: int) -> NormWeight | None:

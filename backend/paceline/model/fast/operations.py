@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from paceline.model.fast.native import Kernels
+    from paceline.model.native import Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,13 @@ class Rotation:
 
 
 class Operations(Protocol):
-    """Each computes in float32 and rounds at the end, and may reuse what it is given."""
+    """Each computes in float32 and rounds at the end, and may reuse what it is given.
+
+    kernels: our own, None where they are not used.
+    """
+
+    @property
+    def kernels(self) -> Kernels | None: ...
 
     def norm(self, rows: Tensor, norm: NormWeight) -> Tensor:
         """RMSNorm of rows [T, H]."""
@@ -66,6 +72,8 @@ class Operations(Protocol):
 
 class TorchOperations:
     """On torch's kernels, for any device."""
+
+    kernels: None = None
 
     def norm(self, rows: Tensor, norm: NormWeight) -> Tensor:
         """See `Operations`."""
@@ -98,29 +106,29 @@ class NativeOperations:
     """In our own kernels; bfloat16 on a CPU, head widths that are multiples of 32."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self._torch = TorchOperations()
 
     def norm(self, rows: Tensor, norm: NormWeight) -> Tensor:
         """See `Operations`."""
-        return self._kernels.norm(rows, norm.weight, norm.epsilon)
+        return self.kernels.norm(rows, norm.weight, norm.epsilon)
 
     def add_norm(self, rows: Tensor, added: Tensor, norm: NormWeight) -> tuple[Tensor, Tensor]:
         """See `Operations`."""
-        return self._kernels.add_norm(rows, added, norm.weight, norm.epsilon)
+        return self.kernels.add_norm(rows, added, norm.weight, norm.epsilon)
 
     def turn(self, heads: Tensor, rotation: Rotation | None, norm: NormWeight | None) -> Tensor:
         """See `Operations`. In place."""
         if rotation is None:
             return self._torch.turn(heads, None, norm)
         weight, epsilon = (None, 0.0) if norm is None else (norm.weight, norm.epsilon)
-        self._kernels.rotate_(heads, rotation.cos, rotation.sin, weight, epsilon)
+        self.kernels.rotate_(heads, rotation.cos, rotation.sin, weight, epsilon)
         return heads
 
     def gate(self, gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
         """See `Operations`."""
         if activation is F.silu:
-            return self._kernels.silu_mul(gate_up)
+            return self.kernels.silu_mul(gate_up)
         return self._torch.gate(gate_up, activation)
 
 

@@ -1,4 +1,4 @@
-"""`kernels.cpp`: built once for this machine, kept in the user's cache, called through ctypes.
+"""The kernels of `kernels/`, built once for this machine and kept in the user's cache.
 
 Needs a C++ compiler with OpenMP, as `torch.compile` does. Without one everything still works, on
 torch's own operations.
@@ -26,7 +26,8 @@ from paceline.model.default_weights import cache_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FOLDER = Path(__file__).with_name("kernels")
+_SOURCE = _FOLDER / "kernels.cpp"
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -50,7 +51,8 @@ _INT = ctypes.c_int
 class Kernels:
     """The built library. All tensors are bfloat16 on the CPU unless said otherwise.
 
-    attend: `paceline_attend`, for `attention_native`.
+    attend: `paceline_attend`, for `attention_native`. product, layer: `paceline_product` and
+    `paceline_layer`, for `native_layer`; there if `has_products`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +86,15 @@ class Kernels:
             _POINTER,
             _INT,
         )
-        for function in (self._norm, self._rotate, self._silu_mul, self.attend):
+        functions = [self._norm, self._rotate, self._silu_mul, self.attend]
+        self.has_products = bool(library.paceline_has_products())
+        if self.has_products:
+            self.product = library.paceline_product
+            self.product.argtypes = (_POINTER, _POINTER, _LONG, _INT, _POINTER, _INT)
+            self.layer = library.paceline_layer
+            self.layer.argtypes = (*(_POINTER,) * 7, _INT)
+            functions += [self.product, self.layer]
+        for function in functions:
             function.restype = None
         # The library shares torch's OpenMP threads, so it takes as many as torch does.
         self.num_threads = torch.get_num_threads()
@@ -175,7 +185,8 @@ def _built(compiler: str) -> Path:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=True, timeout=_BUILD_SECONDS
     ).stdout
-    identity = (_SOURCE.read_text(encoding="utf-8"), compiler, version, _FLAGS, _processor())
+    sources = [path.read_text(encoding="utf-8") for path in sorted(_FOLDER.iterdir())]
+    identity = (sources, compiler, version, _FLAGS, _processor())
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
     folder = cache_folder() / "kernels"
     target = folder / f"{digest}.so"

@@ -1,125 +1,27 @@
-// What torch has no CPU kernel for, in bfloat16 with float32 arithmetic: attention over paged K/V
-// that reads each key and value once, in place, and the small row operations of a decoder layer,
-// each as one pass. Plain C interface, no headers of torch, so that it builds in two seconds.
-//
-// Work is cut at fixed positions (kChunk keys), never by the number of threads or by what else is
-// in the batch: a token's result does not depend on its company, nor on whether it was decoded
-// alone or verified behind others.
+// Attention over paged K/V: each key and value is read once, where it lies.
+#pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <vector>
+#include "vectors.h"
 
 namespace {
 
-using bf16 = uint16_t;
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Bits __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
-typedef float Floats8 __attribute__((vector_size(32)));
-typedef float Floats4 __attribute__((vector_size(16)));
-
-constexpr int kLanes = 16;
 constexpr int kChunk = 256;  // keys whose scores are held at once
 constexpr int kTile = 16;    // queries computed together
 constexpr int kRows = 4;     // query rows that share a converted key or value
 
-inline float to_float(bf16 value) {
-  uint32_t bits = uint32_t(value) << 16;
-  float result;
-  std::memcpy(&result, &bits, 4);
-  return result;
-}
+struct Batch {
+  int64_t num_rows, num_segments, table_width, block_size;
+  const int64_t* slots;            // [num_rows]
+  const int32_t* query_lengths;    // [num_segments]
+  const int32_t* context_lengths;  // [num_segments], this step's rows included
+  const int32_t* tables;           // [num_segments, table_width]
+};
 
-inline bf16 to_bf16(float value) {  // to nearest, ties to even; NaN stays NaN
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return bf16((bits >> 16) | 0x40);
-  return bf16((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-inline Floats load(const bf16* source) {
-  Halves halves;
-  std::memcpy(&halves, source, sizeof halves);
-  Bits bits = __builtin_convertvector(halves, Bits) << 16;
-  Floats result;
-  std::memcpy(&result, &bits, sizeof result);
-  return result;
-}
-
-inline Floats load(const float* source) {
-  Floats result;
-  std::memcpy(&result, source, sizeof result);
-  return result;
-}
-
-inline void store(float* target, Floats value) { std::memcpy(target, &value, sizeof value); }
-
-inline void store(bf16* target, Floats value) {
-  Bits bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  Bits is_nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
-  Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  Bits kept = (bits >> 16) | 0x40;
-  Halves halves = __builtin_convertvector((rounded & ~is_nan) | (kept & is_nan), Halves);
-  std::memcpy(target, &halves, sizeof halves);
-}
-
-inline float sum(Floats value) {
-  Floats8 a, b;
-  std::memcpy(&a, &value, 32);
-  std::memcpy(&b, reinterpret_cast<char*>(&value) + 32, 32);
-  a += b;
-  Floats4 c, d;
-  std::memcpy(&c, &a, 16);
-  std::memcpy(&d, reinterpret_cast<char*>(&a) + 16, 16);
-  c += d;
-  return (c[0] + c[2]) + (c[1] + c[3]);
-}
-
-// exp to about two units in the last place; below -87 a tiny number, NaN for NaN.
-inline Floats exponential(Floats x) {
-  x = x < -87.0f ? Floats{} - 87.0f : x;
-  x = x > 88.0f ? Floats{} + 88.0f : x;
-  Floats shifted = x * 1.44269504f + 12582912.0f;  // rounds to a whole number
-  Floats whole = shifted - 12582912.0f;
-  Floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-  Floats power = Floats{} + 1.9875691500e-4f;
-  power = power * rest + 1.3981999507e-3f;
-  power = power * rest + 8.3334519073e-3f;
-  power = power * rest + 4.1665795894e-2f;
-  power = power * rest + 1.6666665459e-1f;
-  power = power * rest + 5.0000001201e-1f;
-  power = power * rest * rest + rest + 1.0f;
-  Ints exponent = (__builtin_convertvector(whole, Ints) + 127) << 23;
-  Floats scale;
-  std::memcpy(&scale, &exponent, sizeof scale);
-  return power * scale;
-}
-
-// One value, the same way, so that tails and whole vectors agree.
-inline float exponential(float x) { return exponential(Floats{} + x)[0]; }
-
-float square_sum(const bf16* row, int64_t width) {
-  Floats total{};
-  int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) {
-    Floats x = load(row + i);
-    total += x * x;
-  }
-  float result = sum(total);
-  for (; i < width; ++i) result += to_float(row[i]) * to_float(row[i]);
-  return result;
-}
-
-void scale_row(const bf16* row, const float* weight, float scale, int64_t width, bf16* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) store(out + i, load(row + i) * scale * load(weight + i));
-  for (; i < width; ++i) out[i] = to_bf16(to_float(row[i]) * scale * weight[i]);
-}
+struct Memory {
+  bf16 *keys, *values;
+  int64_t block_stride, token_stride, head_stride;  // in elements
+  int64_t num_kv_heads, width;
+};
 
 struct Attention {
   const bf16* query;
@@ -313,88 +215,9 @@ void join(const float* parts, const float* largest, const float* totals, int64_t
   }
 }
 
-}  // namespace
-
-extern "C" {
-
-// out = norm(rows) * weight, or with `added`: total = rows + added, rounded, then out of total.
-void paceline_norm(const bf16* rows, const bf16* added, bf16* total, const float* weight,
-                   float epsilon, int64_t num_rows, int64_t width, bf16* out, int num_threads) {
-#pragma omp parallel for num_threads(num_threads) if (num_rows >= 32)
-  for (int64_t t = 0; t < num_rows; ++t) {
-    const bf16* row = rows + t * width;
-    if (added != nullptr) {
-      bf16* joined = total + t * width;
-      int64_t i = 0;
-      for (; i + kLanes <= width; i += kLanes)
-        store(joined + i, load(row + i) + load(added + t * width + i));
-      for (; i < width; ++i) joined[i] = to_bf16(to_float(row[i]) + to_float(added[t * width + i]));
-      row = joined;
-    }
-    float scale = 1.0f / std::sqrt(square_sum(row, width) / float(width) + epsilon);
-    scale_row(row, weight, scale, width, out + t * width);
-  }
-}
-
-// Norm (if weight is given, [num_heads, width]) and rotary embedding of each head, in place.
-// cos, sin: [num_rows, width].
-void paceline_rotate(bf16* heads, int64_t row_stride, const bf16* cos, const bf16* sin,
-                     const float* weight, float epsilon, int64_t num_rows, int64_t num_heads,
-                     int64_t width, int num_threads) {
-  const int64_t half = width / 2;
-#pragma omp parallel for num_threads(num_threads) if (num_rows >= 32)
-  for (int64_t t = 0; t < num_rows; ++t) {
-    const bf16 *c = cos + t * width, *s = sin + t * width;
-    for (int64_t h = 0; h < num_heads; ++h) {
-      bf16* head = heads + t * row_stride + h * width;
-      if (weight != nullptr) {
-        float scale = 1.0f / std::sqrt(square_sum(head, width) / float(width) + epsilon);
-        scale_row(head, weight + h * width, scale, width, head);
-      }
-      for (int64_t i = 0; i < half; i += kLanes) {
-        Floats left = load(head + i), right = load(head + half + i);
-        store(head + i, left * load(c + i) - right * load(s + i));
-        store(head + half + i, right * load(c + half + i) + left * load(s + half + i));
-      }
-    }
-  }
-}
-
-// out = silu(gate) * up; gate_up: [num_rows, 2 * width].
-void paceline_silu_mul(const bf16* gate_up, int64_t num_rows, int64_t width, bf16* out,
-                       int num_threads) {
-#pragma omp parallel for num_threads(num_threads) if (num_rows >= 4)
-  for (int64_t t = 0; t < num_rows; ++t) {
-    const bf16 *gate = gate_up + t * 2 * width, *up = gate + width;
-    int64_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) {
-      Floats x = load(gate + i);
-      store(out + t * width + i, x / (exponential(-x) + 1.0f) * load(up + i));
-    }
-    for (; i < width; ++i) {
-      float x = to_float(gate[i]);
-      out[t * width + i] = to_bf16(x / (exponential(-x) + 1.0f) * to_float(up[i]));
-    }
-  }
-}
-
-struct Batch {
-  int64_t num_rows, num_segments, table_width, block_size;
-  const int64_t* slots;            // [num_rows]
-  const int32_t* query_lengths;    // [num_segments]
-  const int32_t* context_lengths;  // [num_segments], this step's rows included
-  const int32_t* tables;           // [num_segments, table_width]
-};
-
-struct Memory {
-  bf16 *keys, *values;
-  int64_t block_stride, token_stride, head_stride;  // in elements
-  int64_t num_kv_heads, width;
-};
-
 // Writes this step's keys and values into their slots, then attends. query, key, value: rows of
 // `stride` elements, heads side by side in each; out: [num_rows, num_heads, width].
-void paceline_attend(const Batch* batch, const Memory* memory, const bf16* query, const bf16* key,
+void attend(const Batch* batch, const Memory* memory, const bf16* query, const bf16* key,
                      const bf16* value, int64_t query_stride, int64_t key_stride,
                      int64_t value_stride, int64_t num_heads, float scale, int64_t window,
                      bf16* out, int num_threads) {
@@ -497,4 +320,4 @@ void paceline_attend(const Batch* batch, const Memory* memory, const bf16* query
   }
 }
 
-}  // extern "C"
+}  // namespace
