@@ -32,7 +32,7 @@ COMMAND = [sys.executable, "-c", "from paceline.cli import main; main()", "lsp",
 
 
 def _answer(request: Request) -> Sequence[str]:
-    return ["ret", "urn 1"]
+    return [" ret", "urn 1"]
 
 
 async def test_a_completion_over_standard_streams() -> None:

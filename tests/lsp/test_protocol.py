@@ -129,7 +129,7 @@ async def test_a_pause_in_typing_is_awaited_but_not_by_a_key() -> None:
 
 
 async def test_typing_what_was_predicted_needs_no_request() -> None:
-    async with serving(_saying("return 1")) as server, editing(server.http_url, "    |") as editor:
+    async with serving(_saying(" return 1")) as server, editing(server.http_url, "    |") as editor:
         assert await editor.text_at_cursor() == "return 1"
         for number, character in enumerate("return ", start=1):
             editor.type(character)
@@ -150,6 +150,19 @@ async def test_the_stream_is_left_where_the_block_ends() -> None:
         assert await editor.text_at_cursor() == "\n    return 1"
         await server.wait_until(lambda: len(server.engine.finished) == 1)
         assert server.engine.finished[0].reason is FinishReason.CANCELLED
+
+
+async def test_a_space_before_the_cursor_is_left_to_the_model() -> None:
+    """Its tokens begin with the space of a word, so it hardly knows prompts that end with one."""
+    answers = iter([" 1 + 2", "one"])
+    async with (
+        serving(lambda _: [next(answers)]) as server,
+        editing(server.http_url, "x = |\n") as editor,
+    ):
+        assert await editor.text_at_cursor() == "1 + 2"
+        assert _prompt(server.engine.submitted[0]) == "<prefix>x =<suffix>\n<middle>"
+        editor.type("y ")
+        assert await editor.text_at_cursor() is None  # "yone" is not what the cursor is at
 
 
 async def test_within_a_line_the_model_stops_at_its_end() -> None:

@@ -104,8 +104,13 @@ class Completer:
     ) -> str:
         """What the model writes, up to where it is of no more use. Raises PacelineClientError."""
         session = await self._link.session()
+        prefix = surroundings.prefix(settings.prefix_characters)
+        # Tokens begin with the space before a word, so a prompt that ends with one is a prompt that
+        # the model has hardly ever seen. It writes the space itself; what does not begin with one
+        # does not belong at the cursor.
+        held = " " if len(prefix) > 1 and prefix.endswith(" ") else ""
         stream = session.complete(
-            surroundings.prefix(settings.prefix_characters),
+            prefix.removesuffix(held),
             suffix=surroundings.suffix(settings.suffix_characters),
             max_output_tokens=settings.max_output_tokens,
             temperature=settings.temperature,
@@ -116,13 +121,18 @@ class Completer:
             ),
         )
         line_before = surroundings.line_before
-        async with stream:
+        async with stream:  # leaving it early cancels the rest
             async for event in stream:
-                if not isinstance(event, OutputTextDelta) or single_line:
+                if not isinstance(event, OutputTextDelta):
                     continue
-                if block_end(stream.text, line_before, max_lines=settings.max_lines) is not None:
-                    break  # leaving the stream cancels the rest
-        return stream.text
+                if not stream.text.startswith(held):
+                    return ""
+                text = stream.text[len(held) :]
+                if single_line:
+                    continue
+                if block_end(text, line_before, max_lines=settings.max_lines) is not None:
+                    break
+        return stream.text[len(held) :]
 
     def _count(self, change: int) -> None:
         self._num_running += change
