@@ -23,7 +23,7 @@ from paceline.model.draft_runner import DraftModuleRunner
 from paceline.model.runner import ModelRunner
 from paceline.training.initialise import copy_from_target
 from tests.tiny_models import VOCABULARY_SIZE, IdText, Outputs, run_to_end, tiny_llama
-from tests.training.modules import Driver
+from tests.training.modules import Driver, embedding_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ def tiny_draft(
         num_layers=layers,
         rms_norm_eps=1e-6,
     )
-    module = DraftModule(config, target.get_input_embeddings().weight)
+    module = DraftModule(config, embedding_of(target))
     copy_from_target(module, target, OUTPUT_IDS, (-1,) * layers)
     module.requires_grad_(False)
     description = DraftDescription(folder, config, DraftTarget.of(target, "tiny"))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from paceline.model.draft_head import DraftModule, DraftModuleConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCABULARY, HIDDEN, OUTPUTS = 40, 16, 12
 
@@ -28,6 +32,13 @@ def tiny_module(
         num_layers=layers,
     )
     return DraftModule(config, torch.randn(VOCABULARY, HIDDEN, dtype=torch.float64)).double()
+
+
+def embedding_of(model: PreTrainedModel) -> Tensor:
+    """The input embedding of a target."""
+    embedding: Any = model.get_input_embeddings()
+    weight: Tensor = embedding.weight
+    return weight
 
 
 @dataclass
@@ -71,11 +82,11 @@ class Driver:
         before; returns the last hidden row."""
         self.attention.truncate(self.num_true)
         positions = torch.arange(self.num_true, len(ids))
-        inputs = self.module.embed(ids[positions])
+        inputs: Tensor = self.module.embed(ids[positions])
         if self.module.has_features:
             known = torch.cat((torch.zeros_like(features[:1]), features))
             inputs = inputs + self.module.condition(known[positions])
-        hidden = self.module(inputs, positions, self.attention)
+        hidden: Tensor = self.module(inputs, positions, self.attention)
         self.num_true = len(ids)
         return hidden[-1]
 

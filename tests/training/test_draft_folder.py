@@ -20,6 +20,7 @@ from paceline.model.draft_folder import (
 )
 from paceline.model.draft_head import DraftModule, DraftModuleConfig
 from tests.tiny_models import tiny_llama
+from tests.training.modules import embedding_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +43,7 @@ def _save(
         num_output_ids=len(IDS),
         feature_layers=features,
     )
-    module = DraftModule(config, target.get_input_embeddings().weight)
+    module = DraftModule(config, embedding_of(target))
     save_draft(folder, module, IDS, DraftTarget.of(target, "tiny"), "# card\n", {"steps": 1})
     return module
 
@@ -68,10 +69,10 @@ def test_a_draft_comes_back_in_the_targets_dtype(
 
 def test_the_fingerprint_ignores_dtype_and_sees_weights() -> None:
     target = tiny_llama(1)
-    embedding, norm = target.get_input_embeddings().weight, target.model.norm.weight
+    embedding, norm = embedding_of(target), target.model.norm.weight
     rounded = fingerprint(embedding.bfloat16(), norm.bfloat16())
     assert rounded == fingerprint(embedding, norm)
-    assert rounded != fingerprint(tiny_llama(2).get_input_embeddings().weight, norm)
+    assert rounded != fingerprint(embedding_of(tiny_llama(2)), norm)
 
 
 def test_other_weights_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

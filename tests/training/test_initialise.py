@@ -7,7 +7,7 @@ import torch
 from paceline.model.draft_head import DraftModule, DraftModuleConfig, unit_rms
 from paceline.training.initialise import copy_from_target, fit_inputs
 from tests.tiny_models import tiny_llama
-from tests.training.modules import HIDDEN, VOCABULARY, tiny_module
+from tests.training.modules import HIDDEN, VOCABULARY, embedding_of, tiny_module
 
 
 def test_a_linear_relation_is_found() -> None:
@@ -49,7 +49,7 @@ def test_the_targets_last_layer_is_copied() -> None:
         rope_theta=10000.0,
         rms_norm_eps=target.config.rms_norm_eps,
     )
-    module = DraftModule(config, target.get_input_embeddings().weight)
+    module = DraftModule(config, embedding_of(target))
     copy_from_target(module, target, output_ids, (-1,))
     # Fed with what enters the target's last layer, the draft's layer does what the target does.
     ids = torch.randint(0, 64, (1, 7))

@@ -9,7 +9,7 @@ output layer. The final norm is usually one of the features anyway, so a positio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import safe_open
@@ -47,7 +47,7 @@ class TargetEncoder:
     """
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
-        self._model: Any = model
+        self._model = cast("Any", model)
         self.feature_layers = tuple(feature_layers)
         self._tap = FeatureTap(model, (*self.feature_layers, FINAL_NORM))
         self.output_weight: Tensor = self._model.get_output_embeddings().weight
