@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -124,7 +125,7 @@ def test_parts_are_accepted_one_after_the_other(scripted: Server, tmp_path: Path
             ("<M-l>", "def add(a, b):\n    return a + b", None),
         ]:
             editor.input(key)
-            editor.until(lambda text=text: editor.text.startswith(f"{text}\n"), text)
+            editor.until(partial(_starts_with, editor, f"{text}\n"), text)
             if ghost is not None:
                 assert editor.ghost == ghost
         assert editor.text == "def add(a, b):\n    return a + b\n\nx = 1"
@@ -134,6 +135,10 @@ def test_parts_are_accepted_one_after_the_other(scripted: Server, tmp_path: Path
         )["counts"]
         assert (counts["accepted"], counts["partly_accepted"]) == (1, 1)
         assert counts["accepted_characters"] == len("a, b):\n    return a + b")
+
+
+def _starts_with(editor: Neovim, text: str) -> bool:
+    return editor.text.startswith(text)
 
 
 def test_dismissing_takes_it_away(scripted: Server, tmp_path: Path) -> None:
