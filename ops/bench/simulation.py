@@ -191,6 +191,10 @@ class SimulatedDrafter:
     def required_features(self) -> tuple[int, ...]:
         return ()
 
+    @property
+    def keeps_accepted_rows(self) -> bool:
+        return True
+
     def max_tokens(self, sequence: Sequence) -> int:
         return COPY_DEPTH
 

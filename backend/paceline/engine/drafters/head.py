@@ -76,6 +76,10 @@ class HeadDrafter:
     def required_features(self) -> tuple[int, ...]:
         return self._runner.feature_layers
 
+    @property
+    def keeps_accepted_rows(self) -> bool:
+        return False
+
     def max_tokens(self, sequence: Sequence) -> int:
         if not self._serves(sequence):
             return 0

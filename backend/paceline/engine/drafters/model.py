@@ -72,6 +72,10 @@ class ModelDrafter:
     def required_features(self) -> tuple[int, ...]:
         return ()
 
+    @property
+    def keeps_accepted_rows(self) -> bool:
+        return True
+
     def max_tokens(self, sequence: Sequence) -> int:
         if not self._serves(sequence):
             return 0
