@@ -60,9 +60,14 @@ def test_a_collapse_is_off_within_64_examined_positions_whatever_went_before() -
         assert rounds(state, [0] * 64).gate is Gate.OFF
 
 
-def test_the_pause_counts_emitted_tokens_while_off_alone() -> None:
-    on = GateState()
-    assert gates.after_tokens(on, 10) == on
+def test_a_gate_that_is_on_in_name_alone_is_due_for_a_probe_too() -> None:
+    state = gates.after_tokens(rounds(GateState(), [1] * 4), 64)
+    assert state.is_pause_over
+    assert not gates.after_round(state, 1, 1).is_pause_over
+    assert not gates.begin_probe(state).is_pause_over
+
+
+def test_the_pause_counts_emitted_tokens() -> None:
     off = rounds(GateState(), [0] * 24)
     assert not off.is_pause_over
     assert not gates.after_tokens(off, 63).is_pause_over

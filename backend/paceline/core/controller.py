@@ -13,7 +13,7 @@ tokens alone; a drafted token never influences how many are drafted.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core import controller_gate as gates
@@ -58,6 +58,7 @@ _CATCH_UP_SHARE = 0.25
 _IN_STEP = 4
 _HORIZON = 32
 _SCORED = 64
+_LEAST_SCORED = 8
 _MAX_SESSIONS = 4096
 _HOPEFUL = 0.8
 # n-gram matches by length: 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens.
@@ -173,6 +174,7 @@ class Controller:
         self._load_gain = 1.1
         self._num_since_flip = DWELL
         self._num_since_plain = 0
+        self._load_is_low: bool | None = None
         self._sessions: OrderedDict[str, SessionControl] = OrderedDict()
         self._copy_base = Baseline(_MATCH_PRIORS, _MATCH_WEIGHT)
         self._model_base = Baseline(
@@ -201,6 +203,7 @@ class Controller:
         num_decoding: all decoding sequences of the step, candidates or not.
         """
         self._num_since_flip += 1
+        self._load_is_low = None
         if not candidates:
             return []
         choices = [PLAIN] * len(candidates)
@@ -373,13 +376,25 @@ class Controller:
         """Why nothing is drafted for a session in this step."""
         session = candidate.session
         if candidate.limit <= 0:
-            return Why("end")
+            return session.why  # at its end nothing is decided any more
         is_model_on = session.has_model and session.model_gate.gate is Gate.ON
         if offer.survivals or is_model_on:
+            if self._is_load_low(base):
+                return Why("low")
             return Why("load", (base.num_rows,))
         if session.has_model or session.copy_gate.gate is not Gate.ON:
             return Why("acceptance")
         return Why("no match")
+
+    def _is_load_low(self, base: StepShape) -> bool:
+        """Whether a high acceptance would pay in this step, so that a low one is to blame."""
+        if self._load_is_low is None:
+            depth = MODEL_DEPTH if self.cost.has_draft else COPY_DEPTH
+            hopes = [_HOPEFUL**gamma for gamma in range(1, depth + 1)]
+            decoding = without_prefill(base, base.num_sequences)
+            seconds = self._steady(decoding, uses_model=self.cost.has_draft)
+            self._load_is_low = steady_gain(hopes, seconds) >= gates.LEAST_GAIN
+        return self._load_is_low
 
     @staticmethod
     def _say(candidates: Iterable[Candidate], why: Why) -> None:
@@ -398,7 +413,6 @@ class Controller:
         if not self.cost.has_draft:
             return
         room = max(1, num_decoding // 8)
-        hopeful: float | None = None
         for index, candidate in enumerate(candidates):
             state = candidate.session.model_gate
             if room == 0 or candidate.model_tokens <= 0 or candidate.limit <= 0:
@@ -407,26 +421,17 @@ class Controller:
                 continue
             if choices[index].num_drafted:
                 continue
-            if hopeful is None:
-                hopeful = self._hopeful_gain(base, num_decoding)
-            if hopeful < gates.LEAST_GAIN:
+            if not self._is_load_low(base):
                 return
             shape = base._replace(draft_rows=(candidate.model_lag,))
             if not self.ledger.has_room(self.cost.step_seconds(shape), plain.seconds):
                 continue
-            if state.gate is Gate.OFF:
+            if state.gate is not Gate.PROBING:
                 candidate.session.model_gate = gates.begin_probe(state)
             scored = min(_SCORED, max(gates.LEAST_EXAMINED, state.num_paused))
             choices[index] = Choice(DrafterKind.MODEL, 0, scored, catches_up=True)
             candidate.session.why = Why("probe", (candidate.model_lag,))
             room -= 1
-
-    def _hopeful_gain(self, base: StepShape, num_decoding: int) -> float:
-        """What a high acceptance would gain at this load: if not enough, a probe finds nothing."""
-        hopes = [_HOPEFUL**depth for depth in range(1, MODEL_DEPTH + 1)]
-        return steady_gain(
-            hopes, self._steady(without_prefill(base, num_decoding), uses_model=True)
-        )
 
     # After a step
 
@@ -480,7 +485,8 @@ class Controller:
                     state = gates.after_round(state, int(is_hit), 1)
                 else:
                     state = gates.record(state, int(is_hit), 1)
-        if state.is_pause_over and state.num_examined >= gates.LEAST_EXAMINED:
+        is_due = state.gate is Gate.OFF and state.is_pause_over
+        if is_due and state.num_examined >= gates.LEAST_EXAMINED:
             acceptance = state.acceptance or 0.0
             if acceptance >= gates.ON_FROM:
                 cell = session.copy_cell
@@ -507,7 +513,9 @@ class Controller:
     ) -> None:
         """The draft model caught up. accept_probs: for each scored token min(1, draft / target) of
         its probability, whose mean is the acceptance that drafting would have had."""
-        if not accept_probs:
+        if len(accept_probs) < _LEAST_SCORED:
+            state = session.model_gate
+            session.model_gate = replace(state, gate=Gate.OFF, num_paused=0)
             return
         acceptance = sum(accept_probs) / len(accept_probs)
         rate = self._model_base.rates[bucket * MODEL_DEPTH]
@@ -520,10 +528,13 @@ class Controller:
         )
         self._set_model_gate(session, gates.after_probe(session.model_gate, acceptance, gain))
 
-    def observe_tokens(self, session: SessionControl, num_emitted: int) -> None:
-        """Tokens were emitted: pauses run on."""
+    def observe_tokens(
+        self, session: SessionControl, num_emitted: int, *, is_examined: bool = False
+    ) -> None:
+        """Tokens were emitted: pauses run on, but not the draft model's if it was examined."""
         session.copy_gate = gates.after_tokens(session.copy_gate, num_emitted)
-        session.model_gate = gates.after_tokens(session.model_gate, num_emitted)
+        if not is_examined:
+            session.model_gate = gates.after_tokens(session.model_gate, num_emitted)
 
     def observe_step(
         self,

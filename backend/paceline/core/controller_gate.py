@@ -35,8 +35,8 @@ _MASK = (1 << WINDOW) - 1
 @dataclass(frozen=True, slots=True)
 class GateState:
     """outcomes: the last examined positions as bits, newest lowest, 1 for accepted; num_examined
-    of them, at most 64. pause: tokens to emit before the next probe. num_paused: emitted since the
-    gate went off or the last probe failed."""
+    of them, at most 64. pause: tokens to emit before the next probe. num_paused: emitted since a
+    position was examined, or a probe failed."""
 
     gate: Gate = Gate.ON
     outcomes: int = 0
@@ -51,7 +51,11 @@ class GateState:
 
     @property
     def is_pause_over(self) -> bool:
-        return self.gate is Gate.OFF and self.num_paused >= self.pause
+        """A probe is due: for a gate that is off, and for one that is on in name alone, since what
+        was examined of the session gave an estimate too low for anything to be drafted."""
+        if self.gate is Gate.PROBING or self.num_paused < self.pause:
+            return False
+        return self.gate is Gate.OFF or self.num_examined > 0
 
 
 def record(state: GateState, num_accepted: int, num_examined: int) -> GateState:
@@ -73,19 +77,19 @@ def after_round(state: GateState, num_accepted: int, num_examined: int) -> GateS
     if num_examined == 0:
         return state
     state = record(state, num_accepted, num_examined)
+    if state.num_paused:
+        state = replace(state, num_paused=0)
     if state.gate is not Gate.ON or state.num_examined < LEAST_EXAMINED:
         return state
     if state.outcomes.bit_count() < OFF_BELOW * state.num_examined:
-        return replace(state, gate=Gate.OFF, num_paused=0)
+        return replace(state, gate=Gate.OFF)
     if state.num_examined == WINDOW and state.pause > FIRST_PAUSE:
         return replace(state, pause=FIRST_PAUSE)
     return state
 
 
 def after_tokens(state: GateState, num_emitted: int) -> GateState:
-    """Tokens were emitted without this drafter while the gate is off."""
-    if state.gate is Gate.ON:
-        return state
+    """Tokens were emitted, none of them drafted by this drafter."""
     return replace(state, num_paused=state.num_paused + num_emitted)
 
 

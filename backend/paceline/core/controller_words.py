@@ -36,6 +36,8 @@ def words(
             return f"probing: the draft model is scored on {_tokens(numbers[0])} that it missed"
         case "acceptance":
             return f"off: {_worst(session, measured)}"
+        case "low":
+            return f"off: {measured}, too little to pay"
         case "load":
             limit = "" if break_even_rows is None else f", break-even {break_even_rows}"
             return f"off: compute-bound, {numbers[0]:.0f} rows{limit}"
@@ -48,8 +50,6 @@ def words(
             return "on: one plain step in between, to measure plain decoding"
         case "no match":
             return "on: nothing to copy here"
-        case "end":
-            return "off: the answer is about to reach its limit"
         case _:
             return f"on: {measured}"
 

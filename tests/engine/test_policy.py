@@ -1,0 +1,230 @@
+"""The adaptive policy in a real engine: a collapse in one session, its neighbours, the way back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.cache.prefix import PrefixCache
+from paceline.core.controller import Controller, ControllerSettings
+from paceline.core.cost import CostModel, CostTable, Curve
+from paceline.core.events import EngineStatus, Gate
+from paceline.core.limits import EngineLimits
+from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
+from paceline.engine.engine import Engine
+from paceline.engine.policy import AdaptivePolicy
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.verifier import Verifier
+from tests.engine.scripted_drafter import ScriptedClock, ScriptedDrafter, TimedRunner
+from tests.tiny_models import (
+    VOCABULARY_SIZE,
+    IdText,
+    Outputs,
+    model_part,
+    run_to_end,
+    tiny_engine,
+    tiny_llama,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GREEDY = SamplingParams(temperature=0.0)
+# Memory-bound: 16 rows cost hardly more than one, a draft pass a twelfth.
+TABLE = CostTable(
+    target=Curve((1, 16, 32, 128), (0.024, 0.026, 0.036, 0.130)),
+    draft_greedy=Curve((1, 128), (0.002, 0.004)),
+    draft_drawn=Curve((1, 128), (0.002, 0.004)),
+)
+COMPUTE_BOUND = replace(TABLE, target=Curve((1, 128), (0.001, 0.128)))
+PROMPTS = {"a": (1, 2, 3), "b": (4, 5, 6), "c": (7, 8, 9)}
+NUM_TOKENS = 470
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[tuple[int, ...], list[int]]:
+    """What the target says by itself."""
+    engine = tiny_engine(tiny_llama(3), drafter=DrafterKind.NONE)
+    for name, prompt in PROMPTS.items():
+        engine.submit(Request(name, prompt, NUM_TOKENS, GREEDY))
+    outputs = run_to_end(engine)
+    return {prompt: outputs.tokens[name] for name, prompt in PROMPTS.items()}
+
+
+class Served:
+    """An engine with a scripted drafter and a scripted clock."""
+
+    def __init__(
+        self,
+        answers: dict[tuple[int, ...], list[int]],
+        is_right: Callable[[str, int], bool],
+        table: CostTable = TABLE,
+    ) -> None:
+        clock = ScriptedClock(table)
+        part = model_part(tiny_llama(3), 512, 4)
+        limits = EngineLimits(512, 512, 4, 16, 100, VOCABULARY_SIZE)
+        self.drafter = ScriptedDrafter(answers, is_right, clock, VOCABULARY_SIZE)
+        self.controller = Controller(CostModel(table), ControllerSettings(max_sequences=16))
+        self.policy = AdaptivePolicy(self.controller, ngram=None, model=self.drafter)
+        self.engine = Engine(
+            scheduler=Scheduler(
+                PrefixCache(512, 4), limits, self.drafter, self.policy, token_budget=128
+            ),
+            verifier=Verifier(
+                TimedRunner(part.runner, clock), block_size=4, vocabulary_size=VOCABULARY_SIZE
+            ),
+            drafter=self.drafter,
+            policy=self.policy,
+            limits=limits,
+            text_stream=lambda prompt_ids: IdText(),
+            scrub=part.scrub,
+            clock=clock,
+        )
+        self.engine.watch(0.0)
+        self.outputs = Outputs()
+        self.seen: list[EngineStatus] = []
+
+    def submit(self, name: str, **changes: object) -> None:
+        request = Request(
+            name, PROMPTS[name], NUM_TOKENS, GREEDY, speculation_key=f"session/{name}"
+        )
+        self.engine.submit(replace(request, **changes))  # type: ignore[arg-type]
+
+    def run(self) -> None:
+        while self.engine.has_work:
+            result = self.engine.step()
+            self.outputs.add(result.events)
+            self.seen.append(result.status)
+
+    def gates(self, name: str) -> list[Gate]:
+        """Of a session, step by step, as telemetry shows it."""
+        return [
+            session.gate
+            for status in self.seen
+            for session in status.sessions
+            if session.key == f"session/{name}"
+        ]
+
+
+def changes(gates: list[Gate]) -> list[Gate]:
+    return [g for i, g in enumerate(gates) if i == 0 or gates[i - 1] is not g]
+
+
+def test_a_collapse_switches_one_session_off_and_its_return_on_again(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    collapse, back = 200, 330
+
+    def is_right(name: str, position: int) -> bool:
+        return name != "a" or not collapse <= position < back
+
+    served = Served(answers, is_right)
+    for name in PROMPTS:
+        served.submit(name)
+    served.run()
+    for name, prompt in PROMPTS.items():
+        assert served.outputs.tokens[name] == answers[prompt], "whatever was drafted"
+    told = changes(served.gates("a"))
+    failed, passed = [Gate.OFF, Gate.PROBING], [Gate.OFF, Gate.PROBING, Gate.ON]
+    assert told == [Gate.ON, *failed, *passed]
+    assert changes(served.gates("b")) == changes(served.gates("c")) == [Gate.ON]
+    summary = served.outputs.finished["a"].summary
+    assert summary.num_examined - summary.num_accepted <= 64, "off within 64 examined positions"
+    assert served.drafter.num_scored_passes >= 2, "a probe that failed, and one that did not"
+    reasons = {
+        session.reason
+        for status in served.seen
+        for session in status.sessions
+        if session.key == "session/a"
+    }
+    assert any(reason.startswith("off: acceptance 0.3") for reason in reasons)
+    assert any(reason.startswith("on: acceptance 1.00 over") for reason in reasons)
+    assert served.outputs.finished["b"].summary.acceptance == 1.0
+    faster = served.outputs.finished["b"].summary
+    assert faster.expected_plain_ms is not None
+    assert faster.expected_plain_ms > faster.draft_ms + faster.verify_ms
+
+
+def test_what_was_learnt_of_a_session_survives_its_request(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    served = Served(answers, lambda name, position: False)
+    served.submit("a", max_new_tokens=60)
+    served.run()
+    first = served.outputs.finished["a"].summary
+    assert first.num_examined > 10
+    assert first.gate is Gate.OFF
+    served.submit("a", request_id="a2", max_new_tokens=30)
+    served.run()
+    assert served.outputs.finished["a2"].summary.num_drafted <= 2
+
+
+def test_compute_bound_drafts_nothing_and_says_so(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    served = Served(answers, lambda name, position: True, COMPUTE_BOUND)
+    for name in PROMPTS:
+        served.submit(name, max_new_tokens=40)
+    served.run()
+    summary = served.outputs.finished["a"].summary
+    assert summary.num_drafted == 0
+    assert summary.reason.startswith("off: compute-bound, ")
+    assert "break-even" in summary.reason
+
+
+def test_on_bypasses_gates_and_ledger_and_off_drafts_nothing(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    served = Served(answers, lambda name, position: False, COMPUTE_BOUND)
+    served.submit("a", speculation=Speculation.ON, num_speculative_tokens=3, max_new_tokens=40)
+    served.submit("b", speculation=Speculation.OFF, max_new_tokens=40)
+    served.run()
+    forced = served.outputs.finished["a"].summary
+    assert forced.num_drafted >= 3 * 36
+    assert (forced.gate, forced.reason) == (Gate.ON, "on: 3 tokens, as the request asked")
+    assert served.controller.ledger.level == 0.0, "forced drafts are not charged"
+    off = served.outputs.finished["b"].summary
+    assert (off.num_drafted, off.gate) == (0, Gate.OFF)
+    assert off.reason == "off: the request asked for it"
+
+
+def test_the_asked_for_number_is_an_upper_bound(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    served = Served(answers, lambda name, position: True)
+    served.submit("a", num_speculative_tokens=2, max_new_tokens=60)
+    served.run()
+    assert max(served.seen[-1].sessions[0].gamma_histogram) > 0
+    assert len(served.seen[-1].sessions[0].gamma_histogram) == 3
+
+
+def test_a_bad_drafter_costs_no_more_than_the_ledger_allows(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    """In simulated time, against an engine that never drafts."""
+    served = Served(answers, lambda name, position: False)
+    served.submit("a")
+    served.run()
+    plain = Served(answers, lambda name, position: False)
+    plain.submit("a", speculation=Speculation.OFF)
+    plain.run()
+    spent = served.outputs.finished["a"].summary.generation_ms
+    alone = plain.outputs.finished["a"].summary.generation_ms
+    assert spent <= 1.03 * alone + served.controller.ledger.capacity * 1e3 + 1e-6
+    assert spent > alone, "it did try"
+
+
+def test_without_drafters_nothing_is_decided() -> None:
+    table = CostTable(Curve((1,), (0.01,)))
+    controller = Controller(CostModel(table), ControllerSettings(max_sequences=4))
+    engine = tiny_engine(
+        tiny_llama(3),
+        drafter=DrafterKind.NONE,
+        policy=AdaptivePolicy(controller, ngram=None, model=None),
+    )
+    engine.submit(Request("x", (1, 2), 10, GREEDY))
+    outputs = run_to_end(engine)
+    assert len(outputs.tokens["x"]) == 10
+    assert outputs.finished["x"].summary.reason.startswith("on: nothing to copy here")
