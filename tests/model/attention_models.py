@@ -120,13 +120,15 @@ def kv_shape(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def kv_layers(model: PreTrainedModel, num_blocks: int, block_size: int) -> list[Tensor]:
-    """K/V memory for the model, filled with noise: nobody may read what was not written."""
+    """K/V memory for the model, laid out as `KVTensors` does on a CPU and filled with noise: nobody
+    may read what was not written."""
     heads, width = kv_shape(model)
     generator = torch.Generator().manual_seed(3)
-    return [
-        torch.randn(2, num_blocks, block_size, heads, width, generator=generator).to(model.dtype)
+    layers = [
+        torch.randn(2, heads, num_blocks, block_size, width, generator=generator).to(model.dtype)
         for _ in range(NUM_LAYERS)
     ]
+    return [layer.permute(0, 2, 3, 1, 4) for layer in layers]
 
 
 def _vary_norms(model: PreTrainedModel) -> None:

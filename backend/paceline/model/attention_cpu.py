@@ -96,13 +96,15 @@ class PagedAttention:
         num_heads, width = query.shape[1], query.shape[2]
         num_kv_heads = cache.shape[3]
         share = num_heads // num_kv_heads
+        # Heads outermost, as the memory is laid out on a CPU: the gather then copies whole blocks.
+        memory = cache.permute(0, 3, 1, 2, 4)
         if group.first_block is not None:
             end = group.first_block + len(group.blocks) // size
-            gathered = cache[:, group.first_block : end]
+            gathered = memory[:, :, group.first_block : end]
         else:
-            gathered = cache.index_select(1, group.blocks)
-        gathered = gathered.view(2, size, -1, num_kv_heads, width)[:, :, : group.max_context]
-        keys, values = gathered[0].transpose(1, 2), gathered[1].transpose(1, 2)
+            gathered = memory.index_select(2, group.blocks)
+        gathered = gathered.reshape(2, num_kv_heads, size, -1, width)[..., : group.max_context, :]
+        keys, values = gathered[0].transpose(0, 1), gathered[1].transpose(0, 1)
         rows = query if group.covers_batch else query[group.query_rows.flatten()]
         # [B, M, Hkv, share, D] -> [B, Hkv, M * share, D]
         packed = rows.view(size, longest, num_kv_heads, share, width).transpose(1, 2)
