@@ -93,7 +93,7 @@ def _swings(seed: int) -> list[str]:
     }
     failures = []
     for phase in ("1 session", "48 sessions"):
-        rates = {name: _median_rate(report, phase) for name, report in runs.items()}
+        rates = {name: median_rate(report, phase) for name, report in runs.items()}
         best = max(rates["always 4"], rates["always off"])
         print(
             f"{phase:12} "
@@ -110,7 +110,7 @@ def _swings(seed: int) -> list[str]:
     return failures
 
 
-def _median_rate(report: Report, label: str) -> float:
+def median_rate(report: Report, label: str) -> float:
     """Median over the phases of a kind; the first one, with its cold start, counts too."""
     return median(
         phase.num_tokens / phase.seconds
