@@ -259,6 +259,7 @@ def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engi
             vocabulary_size=min(models.codec.vocabulary_size, models.target.vocabulary_rows),
         ),
         text_stream=models.codec.detokenizer,
+        grammars=models.codec.grammars,
         token_budget=config.token_budget,
         num_speculative_tokens=config.num_speculative_tokens,
         costs=partial(

@@ -123,6 +123,22 @@ class SamplingParams:
         )
 
 
+class GrammarKind(StrEnum):
+    """What the text of a grammar is."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole output must look like; it then ends by itself."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One thing to generate.
@@ -135,6 +151,7 @@ class Request:
     num_speculative_tokens: None takes the server's.
     speculation_key: whose acceptance history this belongs to (connection and lane), so that what
     was learned outlives the request.
+    grammar: None leaves the output free.
     cache_salt: requests share cached K/V only under equal salts (tenants, adapters).
     """
 
@@ -149,6 +166,7 @@ class Request:
     drafter: DrafterKind = DrafterKind.AUTO
     speculation_key: str = ""
     cache_salt: str = ""
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _require(len(self.prompt_ids) > 0, "input", "nothing", "at least one token")
@@ -160,6 +178,12 @@ class Request:
             "num_speculative_tokens",
             self.num_speculative_tokens,
             "from 0 to 16",
+        )
+        _require(
+            self.grammar is None or self.sampling.min_tokens == 0,
+            "min_tokens",
+            self.sampling.min_tokens,
+            "0 where a grammar says when the output ends",
         )
 
 

@@ -12,6 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.request import DrafterKind
 from paceline.engine.calibration import Calibration
 from paceline.engine.drafters.auto import AutoDrafter
+from paceline.engine.drafters.forced import ForcedDrafter
 from paceline.engine.drafters.head import HeadDrafter
 from paceline.engine.drafters.model import ModelDrafter
 from paceline.engine.drafters.ngram import NgramDrafter
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.engine.runner import Runner
     from paceline.engine.sequence import TextStream
     from paceline.model.draft_runner import DraftModuleRunner
+    from paceline.sampling.grammar import GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,14 @@ def assemble(
     prefix_caching: bool = True,
     policy: SpeculationPolicy | None = None,
     costs: Callable[[Callable[[], CostTable]], CostTable] | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> Engine:
     """An engine ready to step.
 
     num_speculative_tokens: the most tokens drafted in a step. costs: makes speculation adaptive;
     gets the function that measures the cost table and returns one, measured or kept from earlier.
     policy: another one than follows from these; without both every draft has the full number.
+    grammars: for requests that have one.
 
     Raises:
         ConfigError: `drafter` is MODEL without a draft model.
@@ -101,15 +105,17 @@ def assemble(
         )
     if chosen_policy is None:
         chosen_policy = FixedPolicy(num_speculative_tokens)
+    drafter_with_grammars = ForcedDrafter(chosen)
     cache = PrefixCache(limits.num_blocks, limits.block_size, enabled=prefix_caching)
     return Engine(
-        scheduler=Scheduler(cache, limits, chosen, chosen_policy, token_budget),
+        scheduler=Scheduler(cache, limits, drafter_with_grammars, chosen_policy, token_budget),
         verifier=verifier,
-        drafter=chosen,
+        drafter=drafter_with_grammars,
         policy=chosen_policy,
         limits=limits,
         text_stream=text_stream,
         scrub=target.scrub,
+        grammars=grammars,
     )
 
 

@@ -39,7 +39,7 @@ from paceline.engine.plan import Outcome, StepPlan
 from paceline.engine.sequence import Sequence, SequenceStatus, TextStream
 from paceline.engine.statistics import Statistics
 from paceline.sampling.acceptance import NextSource
-from paceline.sampling.constraints import SamplingConstraint
+from paceline.sampling.constraints import JoinedConstraint, SamplingConstraint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from paceline.engine.policy import SpeculationPolicy
     from paceline.engine.scheduler import Scheduler
     from paceline.engine.verifier import Scores, Verifier
+    from paceline.sampling.constraints import RowConstraint
+    from paceline.sampling.grammar import GrammarCompiler
 
 _SOURCES = {
     NextSource.PLAIN: TokenSource.PLAIN,
@@ -78,7 +80,8 @@ class Engine:
     """Serves requests step by step.
 
     scheduler, verifier, drafter, policy: the stages. text_stream: makes the detokenizer of a
-    sequence from its prompt. scrub: zeroes blocks whose contents proved worthless. clock: seconds.
+    sequence from its prompt. scrub: zeroes blocks whose contents proved worthless. grammars: for
+    requests that have one; None refuses them. clock: seconds.
     """
 
     def __init__(
@@ -91,9 +94,11 @@ class Engine:
         limits: EngineLimits,
         text_stream: Callable[[tuple[int, ...]], TextStream],
         scrub: Callable[[list[int]], None],
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
+        self._grammars = grammars
         self._scheduler = scheduler
         self._verifier = verifier
         self._drafter = drafter
@@ -120,6 +125,10 @@ class Engine:
             RequestError: it can never be served, its id is in use, or the queue is full.
         """
         self.limits.check(request)
+        if request.grammar is not None:
+            if self._grammars is None:
+                raise RequestError("this engine has no grammars", field="grammar")
+            self._grammars.compile(request.grammar)
         if request.request_id in self._arrivals:
             raise RequestError(f"a request with the id {request.request_id} is open", field="id")
         if self._status.num_waiting + len(self._inbox) >= self.limits.max_waiting:
@@ -249,6 +258,7 @@ class Engine:
                         draft_probs=in_flight.proposal.scores[index]
                         if in_flight.proposal.scores
                         else (),
+                        is_forced=bool(entry.forced),
                     )
                 )
                 self._scheduler.register_full_blocks(sequence)
@@ -307,9 +317,12 @@ class Engine:
 
     def _make_sequence(self, request: Request) -> Sequence:
         sampling = request.sampling
-        constraint = None
+        parts: list[RowConstraint] = []
         if SamplingConstraint.needed(sampling):
-            constraint = SamplingConstraint(sampling, request.prompt_ids, request.stop_token_ids)
+            parts.append(SamplingConstraint(sampling, request.prompt_ids, request.stop_token_ids))
+        if request.grammar is not None and self._grammars is not None:
+            parts.append(self._grammars.constraint(request.grammar))
+        constraint = parts[0] if len(parts) == 1 else JoinedConstraint(parts) if parts else None
         return Sequence(
             request,
             self._text_stream(request.prompt_ids),

@@ -20,6 +20,7 @@ class PlanEntry:
     behind them (slots are reserved); 0 unless the sequence is decoding. num_catch_up: known tokens
     that the drafter may compute in this step. drafter: which one drafts, AUTO for whichever has
     something. num_scored: newest known tokens whose probability under the draft model is asked for.
+    forced: num_drafted tokens that a grammar forces, in place of any drafter's; () where none are.
     """
 
     sequence: Sequence
@@ -29,6 +30,7 @@ class PlanEntry:
     num_catch_up: int = 0
     drafter: DrafterKind = DrafterKind.AUTO
     num_scored: int = 0
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class Outcome:
     each drafted position an estimate of the probability that it and all before it are accepted;
     both as at `sampling.acceptance.Acceptance`. target_prob: of the token behind the accepted ones,
     under the target; None where it was not asked for. draft_probs: answer to `num_scored`: of the
-    newest known tokens before this commit, under the draft model, oldest first.
+    newest known tokens before this commit, under the draft model, oldest first. is_forced: what was
+    drafted was forced by a grammar.
     """
 
     sequence: Sequence
@@ -66,3 +69,4 @@ class Outcome:
     survival: tuple[float, ...] = ()
     target_prob: float | None = None
     draft_probs: tuple[float, ...] = ()
+    is_forced: bool = False

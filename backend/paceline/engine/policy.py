@@ -298,7 +298,7 @@ class AdaptivePolicy:
         session = self.session(sequence)
         controller = self.controller
         bucket = _bucket(sequence)
-        if choice is not None and choice.drafter is DrafterKind.MODEL:
+        if choice is not None and choice.drafter is DrafterKind.MODEL and not outcome.is_forced:
             if outcome.num_drafted:
                 controller.observe_model_round(
                     session, bucket, outcome.survival, outcome.num_passed, outcome.num_examined
@@ -356,7 +356,7 @@ class AdaptivePolicy:
             num_decoding += 1
             num_emitted += outcome.num_committed
             is_ours = sequence.request.speculation is Speculation.AUTO
-            if is_ours:
+            if is_ours and not outcome.is_forced:
                 num_ours += outcome.num_drafted
             if choice.catches_up:
                 self._count_passes(outcome, passes if is_ours else forced_passes)

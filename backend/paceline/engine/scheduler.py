@@ -13,7 +13,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from paceline.engine.drafters.forced import forced_tokens
 from paceline.engine.plan import PlanEntry, StepPlan
+from paceline.engine.policy import is_switched_off
 from paceline.engine.sequence import SequenceStatus
 
 if TYPE_CHECKING:
@@ -120,15 +122,23 @@ class Scheduler:
             self._token_budget - len(decoding),
         )
         choices = self._policy.choose(decoding, num_prefill_rows)
+        forced = [
+            () if is_switched_off(sequence) else forced_tokens(sequence, self._room(sequence))
+            for sequence in decoding
+        ]
         counts = [
-            min(choice.num_drafted, self._room(sequence))
-            for sequence, choice in zip(decoding, choices, strict=True)
+            len(known)
+            or min(choice.num_drafted, self._room(sequence), self._drafter.max_tokens(sequence))
+            for sequence, choice, known in zip(decoding, choices, forced, strict=True)
         ]
         counts = self._fit_budget(counts)
         entries = []
-        for sequence, choice, count in zip(decoding, choices, counts, strict=True):
+        for sequence, choice, count, known in zip(decoding, choices, counts, forced, strict=True):
             if not self._reserve(sequence, sequence.num_tokens + count):
                 return self._plan_without_drafts(decoding, preempted)
+            if known[:count]:
+                entries.append(PlanEntry(sequence, 1, True, count, forced=known[:count]))
+                continue
             catches_up = choice.catches_up and (count > 0 or choice.num_drafted == 0)
             lag = self._drafter.lag(sequence) if catches_up else 0
             entries.append(
@@ -168,7 +178,7 @@ class Scheduler:
             request.max_new_tokens - sequence.num_output,
             self._limits.max_sequence_tokens - sequence.num_tokens,
         )
-        return max(0, min(left - 1, self._drafter.max_tokens(sequence)))
+        return max(0, left - 1)
 
     def _fit_budget(self, counts: list[int]) -> list[int]:
         """Take from the deepest drafts until decoding keeps within its share of the budget.
@@ -196,6 +206,10 @@ class Scheduler:
                 yield entry
                 continue
             count = min(lag, max(budget, 0))
+            # What is to be scored has to be computed in one piece: leave room for it.
+            piece = entry.num_scored + 1
+            if entry.num_scored and piece < count < lag:
+                count = min(count, lag - piece)
             budget -= count
             yield replace(entry, num_catch_up=count)
 

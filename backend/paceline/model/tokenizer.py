@@ -18,6 +18,7 @@ from paceline.model.control_tokens import ControlTokens
 from paceline.model.detokenizer import Detokenizer
 from paceline.model.fill_in_middle import EncodedInfill, FillInMiddle, fill_prompt
 from paceline.model.vocabulary import Vocabulary
+from paceline.sampling.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ class TextCodec:
     name: the model's name for people.
     eos_token_ids: ids that end an answer.
     vocabulary_size: one more than the highest id with a meaning; the model may have more rows.
+    grammars: makes constraints over this vocabulary.
     """
 
     def __init__(
@@ -59,6 +61,9 @@ class TextCodec:
             if token.special
         )
         self._prefix_ids = _prefix_ids(tokenizer)
+        self.grammars = GrammarCompiler(
+            lambda: (tokenizer.to_str(), self.vocabulary_size), eos_token_ids
+        )
         self._fill_in_middle = FillInMiddle.of(tokenizer.token_to_id)
         self._template = (
             ChatTemplate(chat_template, template_variables or {}) if chat_template else None

@@ -52,17 +52,42 @@ _NOTHING = Entries(
 
 
 @dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """Rows of which only some tokens are possible. bits: int32 [N, ceil(V / 32)]; bit t % 32 of
+    word t // 32 is set where token t is allowed in row rows[n] (int64 [N], each at most once)."""
+
+    rows: Int64s
+    bits: npt.NDArray[np.int32]
+
+    @classmethod
+    def join(cls, parts: Sequence[tuple[int, AllowedTokens]]) -> AllowedTokens:
+        """Those of several forks; each comes with the row that its first row has."""
+        some = [(first, allowed) for first, allowed in parts if len(allowed.rows)]
+        if not some:
+            return _EVERYTHING
+        return cls(
+            np.concatenate([allowed.rows + first for first, allowed in some]),
+            np.concatenate([allowed.bits for _, allowed in some]),
+        )
+
+
+_EVERYTHING = AllowedTokens(np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.int32))
+
+
+@dataclass(frozen=True, slots=True)
 class RowEdits:
     """Changes to the logits of some rows, made in this order.
 
     repeated: divide a positive logit by the value, multiply another; each entry at most once.
     added: add the value; entries may come more than once.
     forbidden: probability zero (the value does not count).
+    allowed: probability zero for every other token of its rows.
     """
 
     repeated: Entries = _NOTHING
     added: Entries = _NOTHING
     forbidden: Entries = _NOTHING
+    allowed: AllowedTokens = _EVERYTHING
 
     @classmethod
     def join(cls, parts: Sequence[tuple[int, RowEdits]]) -> RowEdits:
@@ -71,6 +96,7 @@ class RowEdits:
             Entries.join([(first, edits.repeated) for first, edits in parts]),
             Entries.join([(first, edits.added) for first, edits in parts]),
             Entries.join([(first, edits.forbidden) for first, edits in parts]),
+            AllowedTokens.join([(first, edits.allowed) for first, edits in parts]),
         )
 
 
@@ -85,6 +111,27 @@ class RowConstraint(Protocol):
     def advance(self, committed: Sequence[int]) -> None:
         """These tokens were committed."""
         ...
+
+    def forced(self, limit: int) -> tuple[int, ...]:
+        """Up to `limit` tokens of which each is the only one possible after those before it."""
+        ...
+
+
+class JoinedConstraint:
+    """Several constraints of one sequence at once; at most one of them says what is allowed."""
+
+    def __init__(self, parts: Sequence[RowConstraint]) -> None:
+        self._parts = parts
+
+    def fork(self, drafted: Sequence[int], first: int = 0) -> RowEdits:
+        return RowEdits.join([(0, part.fork(drafted, first)) for part in self._parts])
+
+    def advance(self, committed: Sequence[int]) -> None:
+        for part in self._parts:
+            part.advance(committed)
+
+    def forced(self, limit: int) -> tuple[int, ...]:
+        return max((part.forced(limit) for part in self._parts), key=len)
 
 
 class SamplingConstraint:
@@ -151,6 +198,10 @@ class SamplingConstraint:
             for token_id in committed:
                 slot = self._slot(token_id)  # may put a larger table in place of this one
                 self._counts[slot] += 1
+
+    def forced(self, limit: int) -> tuple[int, ...]:
+        """See `RowConstraint.forced`: weights force nothing."""
+        return ()
 
     def _penalties(self, drafted: Sequence[int], first: int) -> tuple[Entries, Entries]:
         known = len(self._slots)

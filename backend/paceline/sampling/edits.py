@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from paceline.sampling.constraints import Entries, RowEdits
+    from paceline.sampling.constraints import AllowedTokens, Entries, RowEdits
 
 
 def apply_edits(logits: Tensor, edits: RowEdits, vocab_ids: Tensor | None = None) -> Tensor:
@@ -30,7 +30,21 @@ def apply_edits(logits: Tensor, edits: RowEdits, vocab_ids: Tensor | None = None
     if len(edits.forbidden.rows):
         rows, columns, _ = _columns(edits.forbidden, edited, vocab_ids)
         edited[rows, columns] = float("-inf")
+    if len(edits.allowed.rows):
+        at = torch.from_numpy(edits.allowed.rows).to(edited.device)
+        is_allowed = _unpacked(edits.allowed, edited.device)
+        if vocab_ids is not None:
+            is_allowed = is_allowed[:, vocab_ids]
+        is_allowed = is_allowed[:, : edited.shape[1]]
+        edited[at] = edited[at].masked_fill(~is_allowed, float("-inf"))
     return edited
+
+
+def _unpacked(allowed: AllowedTokens, device: torch.device) -> Tensor:
+    """Bool [N, V], V rounded up to a multiple of 32."""
+    octets = torch.from_numpy(allowed.bits.view("uint8")).to(device)
+    shifts = torch.arange(8, dtype=torch.uint8, device=device)
+    return ((octets[:, :, None] >> shifts) & 1).to(torch.bool).flatten(1)
 
 
 def _columns(

@@ -1,0 +1,165 @@
+"""Grammars as constraints: what a request's output must look like, token by token.
+
+llguidance does the parsing. It was chosen over xgrammar for what speculation needs: a matcher that
+rolls back any number of tokens and is copied in microseconds, so that one prefix can be tried after
+another; masks of a few microseconds that need no precomputation per vocabulary and schema, so that
+compiling is cheap enough to do for each request; and tokens that a grammar forces, as tokens. It
+covers JSON schema, regular expressions and Lark grammars in one, under the MIT licence, without
+depending on torch. `ops/bench/grammar_engines.py` measures both side by side.
+
+The law of a constrained request is the target's law over the tokens that the grammar allows at each
+position. Where only one byte sequence can follow, llguidance allows its canonical tokens alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from paceline.core.errors import RequestError
+from paceline.core.request import Grammar, GrammarKind
+from paceline.sampling.constraints import AllowedTokens, RowEdits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from llguidance._lib import JsonCompileOptions
+
+_MAX_CACHED = 64
+_JSON_STYLE: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""One way to write each value. Free white space would let a model write nothing but that, and
+would leave fewer tokens forced; this is the style that models have seen most."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary. Thread-safe.
+
+    read_vocabulary: called once, at the first use; the text of a `tokenizer.json`, and how many ids
+    have a meaning. eos_token_ids: those that end an output; a grammar allows them where it may end.
+    """
+
+    def __init__(
+        self, read_vocabulary: Callable[[], tuple[str, int]], eos_token_ids: Iterable[int]
+    ) -> None:
+        self._read_vocabulary = read_vocabulary
+        self._vocabulary_size = 0
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    def compile(self, grammar: Grammar) -> None:
+        """Make sure that a grammar can be used, and keep it for the constraint that follows.
+
+        Takes milliseconds, more for grammars without measure: not for the engine's thread. Raises
+        RequestError with the engine's own words for one that is wrong or asks for too much.
+        """
+        self._matcher(grammar)
+
+    def constraint(self, grammar: Grammar) -> GrammarConstraint:
+        """A constraint at the beginning of an output; as `compile` otherwise."""
+        matcher = self._matcher(grammar)
+        return GrammarConstraint(matcher, self._vocabulary_size, frozenset(self._eos_token_ids))
+
+    def _matcher(self, grammar: Grammar) -> LLMatcher:
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+                return found.deep_copy()
+            if self._tokenizer is None:
+                text, self._vocabulary_size = self._read_vocabulary()
+                self._tokenizer = LLTokenizer(
+                    text, n_vocab=self._vocabulary_size, eos_token=self._eos_token_ids
+                )
+            tokenizer = self._tokenizer
+        matcher = LLMatcher(tokenizer, _serialized(grammar), log_level=0)
+        if matcher.is_error():
+            raise _wrong(matcher.get_error())
+        with self._lock:
+            self._compiled[grammar] = matcher
+            while len(self._compiled) > _MAX_CACHED:
+                self._compiled.popitem(last=False)
+        return matcher.deep_copy()
+
+
+class GrammarConstraint:
+    """A grammar's state after the committed tokens of one sequence. See `RowConstraint`."""
+
+    def __init__(
+        self, matcher: LLMatcher, vocabulary_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._matcher = matcher
+        self._num_words = -(-vocabulary_size // 32)
+        self._eos_token_ids = eos_token_ids
+        self._has_ended = False
+
+    def fork(self, drafted: Sequence[int], first: int = 0) -> RowEdits:
+        """See `RowConstraint.fork`. A row behind an impossible or a last token has no mask: it
+        cannot be reached, and one without any possible token would be an error."""
+        if self._has_ended:
+            return RowEdits()
+        matcher = self._matcher
+        num_consumed = 0
+        rows: list[int] = []
+        bits = np.zeros((len(drafted) + 1 - first, self._num_words), dtype=np.int32)
+        for place in range(len(drafted) + 1):
+            if place >= first:
+                mask = bits[len(rows)]
+                # One that gave up on a grammar without measure allows nothing: the request fails.
+                if not matcher.is_error():
+                    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+                rows.append(place - first)
+            if place == len(drafted) or not self._consume(drafted[place]):
+                break
+            num_consumed += 1
+        if num_consumed:
+            matcher.rollback(num_consumed)
+        count = len(rows)
+        return RowEdits(allowed=AllowedTokens(np.array(rows, dtype=np.int64), bits[:count]))
+
+    def advance(self, committed: Sequence[int]) -> None:
+        """See `RowConstraint.advance`."""
+        for token_id in committed:
+            if self._has_ended or not self._consume(token_id):
+                self._has_ended = True
+                return
+
+    def forced(self, limit: int) -> tuple[int, ...]:
+        """See `RowConstraint.forced`."""
+        if self._has_ended or limit <= 0 or self._matcher.is_stopped():
+            return ()
+        tokens = self._matcher.compute_ff_tokens()
+        return tuple(tokens[:limit])
+
+    def _consume(self, token_id: int) -> bool:
+        """Whether the output can go on after this token; if not, nothing was consumed."""
+        if token_id in self._eos_token_ids:
+            return False
+        return self._matcher.try_consume_tokens([token_id]) == 1
+
+
+def _serialized(grammar: Grammar) -> str:
+    """The grammar in the engine's own form. Raises RequestError."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            try:
+                return LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_STYLE)
+            except ValueError as error:
+                raise _wrong(str(error)) from None
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _wrong(why: str) -> RequestError:
+    return RequestError(f"the grammar cannot be used: {why.strip()}", field="grammar")
