@@ -6,7 +6,7 @@
  * remembers for `previous_response_id` belongs to one connection, so after a reconnect the items
  * themselves are sent again.
  */
-import type { Signal } from "@preact/signals";
+import { type Signal, signal } from "@preact/signals";
 import type { ErrorDetails, Response, SourcedToken } from "../protocol.generated";
 import type { Connection } from "../wire/connection";
 import { type Lanes, type Outcome, outputText } from "../wire/lanes";
@@ -31,8 +31,8 @@ interface Answer {
 }
 
 export class Answering {
-  /** By conversation. */
-  private readonly underWay = new Map<string, Answer>();
+  /** By conversation. Replaced with each change, so that what shows it follows. */
+  private readonly answers = signal<ReadonlyMap<string, Answer>>(new Map());
   /** Answers that the server holds: message id to response id and connection. */
   private readonly held = new Map<string, { responseId: string; epoch: number }>();
 
@@ -49,8 +49,9 @@ export class Answering {
     return [...this.underWay.values()].map((answer) => answer.cell.peek().id);
   }
 
+  /** Whether an answer is under way; a component that asks is rendered again when that changes. */
   isBusy(conversationId: string): boolean {
-    return this.underWay.has(conversationId);
+    return this.answers.value.has(conversationId);
   }
 
   /** The next turn after the shown branch. Nothing happens while an answer is under way. */
@@ -102,7 +103,7 @@ export class Answering {
   private begin(message: MessageRecord, restarts: number): void {
     const cell = this.store.append(message);
     const answer = { cell, restarts, isStopped: false, isSent: false, lastKept: Date.now() };
-    this.underWay.set(message.conversationId, answer);
+    this.answers.value = new Map(this.underWay).set(message.conversationId, answer);
     this.send(answer);
   }
 
@@ -114,7 +115,7 @@ export class Answering {
     const message = answer.cell.peek();
     const conversation = this.store.conversation(message.conversationId);
     if (conversation === null) {
-      this.underWay.delete(message.conversationId);
+      this.leave(message.conversationId);
       return;
     }
     const path = pathTo(this.store.messages(conversation.id), message.parentId);
@@ -153,7 +154,7 @@ export class Answering {
   private onEnd(answer: Answer, outcome: Outcome, previousId: string | null): void {
     if (this.store.find(answer.cell.peek().id) === undefined) {
       // Its conversation was deleted meanwhile; nothing of it may be written down again.
-      this.underWay.delete(answer.cell.peek().conversationId);
+      this.leave(answer.cell.peek().conversationId);
       return;
     }
     switch (outcome.kind) {
@@ -225,9 +226,19 @@ export class Answering {
 
   private end(answer: Answer, status: MessageStatus): void {
     const message = answer.cell.peek();
-    this.underWay.delete(message.conversationId);
+    this.leave(message.conversationId);
     this.store.update(answer.cell, { status });
     this.store.keep(answer.cell.peek());
+  }
+
+  private leave(conversationId: string): void {
+    const others = new Map(this.underWay);
+    others.delete(conversationId);
+    this.answers.value = others;
+  }
+
+  private get underWay(): ReadonlyMap<string, Answer> {
+    return this.answers.peek();
   }
 }
 

@@ -43,7 +43,7 @@ export class Server {
   /** `paceline serve` with the default model. */
   static real(...options: string[]): Promise<Server> {
     const command = ["-c", "from paceline.cli import main; main()", "serve", "--host", "127.0.0.1"];
-    return Server.start([...command, "--port", "0", "--log-level", "warning", ...options]);
+    return Server.start([...command, "--log-level", "warning", "--port", "0", ...options]);
   }
 
   private static start(command: string[]): Promise<Server> {
@@ -129,4 +129,9 @@ export async function answered(page: Page): Promise<void> {
     const answers = document.querySelectorAll("article.answer");
     return answers.length > 0 && answers[answers.length - 1]?.ariaBusy !== "true";
   });
+}
+
+/** Until the text is on the page; not only told to screen readers. */
+export async function seen(page: Page, text: string): Promise<void> {
+  await page.locator(".thread-content, dialog, .telemetry").getByText(text).first().waitFor();
 }

@@ -1,0 +1,281 @@
+/** The chat, in Chromium, against the real server before a scripted engine. */
+import type { Browser, BrowserContext, Page } from "playwright-core";
+import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from "vitest";
+import { answered, lastAnswer, launch, open, say, seen, Server, type Watched } from "./driver";
+
+let browser: Browser;
+let server: Server;
+let context: BrowserContext;
+let watched: Watched[];
+
+beforeAll(async () => {
+  [browser, server] = await Promise.all([launch(), Server.scripted()]);
+});
+
+afterAll(async () => {
+  await browser.close();
+  await server.stop();
+});
+
+beforeEach(async () => {
+  context = await browser.newContext();
+  watched = [];
+});
+
+afterEach(async () => {
+  await context.close();
+  expect(watched.flatMap((each) => each.errors)).toEqual([]);
+});
+
+async function chat(path = "/"): Promise<Page> {
+  const opened = await open(context, server.url + path);
+  watched.push(opened);
+  return opened.page;
+}
+
+/** Errors that a browser logs by itself when a server goes away are no fault of the page. */
+function forgiveLostServer(): void {
+  for (const each of watched) {
+    const others = each.errors.filter(
+      (text) => !/ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|WebSocket connection/.test(text),
+    );
+    each.errors.splice(0, each.errors.length, ...others);
+  }
+}
+
+test("an answer streams in, becomes markdown, and says how it was made", async () => {
+  const page = await chat();
+  await say(page, "show me code");
+  const lengths = new Set<number>();
+  while ((await lastAnswer(page).getAttribute("aria-busy")) === "true") {
+    lengths.add((await lastAnswer(page).innerText()).length);
+  }
+  expect(lengths.size).toBeGreaterThan(3);
+  const answer = lastAnswer(page);
+  expect(await answer.locator("pre code").innerText()).toContain("def is_palindrome");
+  expect(await answer.locator("strong").innerText()).toBe("palindrome");
+  expect(await answer.locator("table tr").count()).toBe(3);
+  expect(await answer.locator(".hljs-keyword").count()).toBeGreaterThan(0);
+  const measures = await answer.locator(".measures").innerText();
+  for (const word of ["tok/s", "first token", "accepted", "tokens/step", "vs plain"]) {
+    expect(measures).toContain(word);
+  }
+});
+
+test("code is copied as it is", async () => {
+  await context.grantPermissions(["clipboard-read", "clipboard-write"], { origin: server.url });
+  const page = await chat();
+  await say(page, "show me code");
+  await answered(page);
+  await page.getByRole("button", { name: "Copy", exact: true }).click();
+  await page.getByRole("button", { name: "Copied" }).waitFor();
+  const copied = await page.evaluate(() => navigator.clipboard.readText());
+  expect(copied.startsWith("def is_palindrome(word: str) -> bool:\n    ")).toBe(true);
+  expect(copied.endsWith("# 2 lists")).toBe(true);
+});
+
+test("tokens are coloured by their origin, and join to the text", async () => {
+  const page = await chat();
+  await say(page, "a few words more than usual");
+  await answered(page);
+  await page.getByRole("button", { name: "Token origins" }).click();
+  const tokens = page.locator(".tokens [data-source]");
+  const sources = await tokens.evaluateAll((all) =>
+    all.map((each) => (each as HTMLElement).dataset["source"]),
+  );
+  expect(new Set(sources)).toEqual(new Set(["accepted", "residual", "bonus", "plain"]));
+  expect(await page.locator(".tokens").innerText()).toBe(
+    "You said: a few words more than usual\n\nI know 1 messages.",
+  );
+  expect(await page.locator(".legend").innerText()).toContain("corrected");
+});
+
+test("stopping in mid-answer keeps what came and frees the engine", async () => {
+  const page = await chat();
+  const before = server.lines.length;
+  await say(page, "slow");
+  await seen(page, "word 3 ");
+  await page.getByRole("button", { name: "Stop" }).click();
+  await seen(page, "Stopped.");
+  expect(await server.line(/finished/, before)).toBe("finished cancelled running 0");
+  expect(await lastAnswer(page).innerText()).toContain("word 3 ");
+  await say(page, "hello");
+  await answered(page);
+  expect(await lastAnswer(page).innerText()).toContain("I know 3 messages.");
+});
+
+test("an answer is made again, and the one before stays", async () => {
+  const page = await chat();
+  await say(page, "hello");
+  await answered(page);
+  await page.getByRole("button", { name: "Answer again" }).click();
+  await seen(page, "2 of 2");
+  await answered(page);
+  await page.getByRole("button", { name: "The version before" }).click();
+  await seen(page, "1 of 2");
+  expect(await page.getByRole("article", { name: "Answer" }).count()).toBe(1);
+});
+
+test("a message is edited and sent again", async () => {
+  const page = await chat();
+  await say(page, "first");
+  await answered(page);
+  await say(page, "second");
+  await answered(page);
+  await page.getByRole("button", { name: "Edit and send again" }).last().click();
+  const editor = page.getByRole("form", { name: "Edit the message" });
+  await editor.getByLabel("Message").fill("other");
+  await editor.getByRole("button", { name: "Send" }).click();
+  await seen(page, "You said: other");
+  await answered(page);
+  expect(await lastAnswer(page).innerText()).toContain("I know 3 messages.");
+  expect(await page.getByRole("article", { name: "You" }).last().innerText()).toContain("2 of 2");
+});
+
+test("a reload brings the conversation back, and it goes on", async () => {
+  const page = await chat();
+  await say(page, "remember me");
+  await answered(page);
+  await page.reload();
+  await seen(page, "You said: remember me");
+  await say(page, "still there?");
+  await seen(page, "I know 3 messages.");
+  await answered(page);
+});
+
+test("a reload in mid-answer keeps what came and frees the engine", async () => {
+  const page = await chat();
+  const before = server.lines.length;
+  await say(page, "slow");
+  await seen(page, "word 30 ");
+  await page.reload();
+  await seen(page, "The connection broke here.");
+  expect(await lastAnswer(page).innerText()).toContain("word 3 ");
+  expect(await server.line(/finished/, before)).toBe("finished cancelled running 0");
+});
+
+test("a server that restarts between two turns goes on where it was", async () => {
+  const page = await chat();
+  await say(page, "before");
+  await answered(page);
+  const { port } = server;
+  await server.stop();
+  await page.getByRole("status").getByText("Reconnecting").waitFor();
+  await say(page, "meanwhile");
+  await seen(page, "Waiting for the server");
+  server = await Server.scripted("--port", port);
+  await seen(page, "I know 3 messages.");
+  await answered(page);
+  forgiveLostServer();
+});
+
+test("a server that dies in mid-answer: the answer is begun anew, and nothing is lost", async () => {
+  const page = await chat();
+  await say(page, "slow");
+  await seen(page, "word 30 ");
+  const { port } = server;
+  await server.stop("SIGKILL");
+  server = await Server.scripted("--port", port);
+  await seen(page, "begun anew");
+  await seen(page, "word 30 ");
+  await page.keyboard.press("Escape");
+  await seen(page, "Stopped.");
+  await page.getByRole("button", { name: "The version before" }).click();
+  await seen(page, "The connection broke here.");
+  expect(await lastAnswer(page).innerText()).toContain("word 30 ");
+  forgiveLostServer();
+});
+
+test("two tabs show one conversation, and each may go on with it", async () => {
+  const one = await chat();
+  await say(one, "from one");
+  await answered(one);
+  const other = await chat(new URL(one.url()).hash.replace(/^/, "/"));
+  await seen(other, "You said: from one");
+  await say(other, "from the other");
+  await seen(other, "I know 3 messages.");
+  await seen(one, "You said: from the other");
+  await answered(other);
+  await say(one, "from one again");
+  await seen(one, "I know 5 messages.");
+  await seen(other, "You said: from one again");
+  await answered(one);
+});
+
+test("a tab stops an answer that another one writes", async () => {
+  const one = await chat();
+  await say(one, "slow");
+  await seen(one, "word 3 ");
+  const other = await chat(new URL(one.url()).hash.replace(/^/, "/"));
+  await seen(other, "word 3 ");
+  await other.getByRole("button", { name: "Stop" }).click();
+  await seen(one, "Stopped.");
+});
+
+test("two conversations stream at once", async () => {
+  const page = await chat();
+  await say(page, "slow");
+  await seen(page, "word 3 ");
+  await page.getByRole("button", { name: "New conversation" }).click();
+  await say(page, "hello");
+  await seen(page, "I know 1 messages.");
+  await page.getByRole("button", { name: "slow", exact: true }).click();
+  await seen(page, "word 30 ");
+  await page.keyboard.press("Escape");
+  await seen(page, "Stopped.");
+});
+
+test("the system prompt and the sampling settings reach the server", async () => {
+  const page = await chat();
+  await page.getByRole("button", { name: "System prompt and sampling" }).click();
+  await page.getByLabel("System prompt", { exact: true }).fill("Be kind.");
+  await page.getByLabel("Longest answer").fill("30");
+  await page.getByRole("button", { name: "Save" }).click();
+  await say(page, "hello");
+  await seen(page, "Cut at the length limit");
+  await page.getByRole("button", { name: "System prompt and sampling" }).click();
+  expect(await page.getByLabel("System prompt", { exact: true }).inputValue()).toBe("Be kind.");
+  await page.getByLabel("Longest answer").fill("");
+  await page.getByLabel("Temperature").fill("-1");
+  await page.getByRole("button", { name: "Save" }).click();
+  expect(await page.getByRole("dialog").isVisible()).toBe(true); // the field says what is wrong
+  await page.getByLabel("Temperature").fill("0");
+  await page.getByRole("button", { name: "Save" }).click();
+  await page.getByRole("button", { name: "Answer again" }).click();
+  await seen(page, "The system prompt is: Be kind.");
+});
+
+test("what the server refuses is told in its words", async () => {
+  const page = await chat();
+  await say(page, "refuse me");
+  await page.getByRole("alert").getByText("the template refuses these messages").waitFor();
+});
+
+test("conversations are renamed and deleted", async () => {
+  const page = await chat();
+  await say(page, "hello");
+  await answered(page);
+  await page.getByRole("button", { name: "Rename hello" }).click();
+  await page.getByLabel("Title").fill("A better name");
+  await page.keyboard.press("Enter");
+  expect(await page.getByRole("heading", { level: 1 }).innerText()).toBe("A better name");
+  await page.getByRole("button", { name: "Delete A better name" }).click();
+  await page.getByRole("button", { name: "Delete", exact: true }).click();
+  await page.getByRole("heading", { name: "What shall we talk about?" }).waitFor();
+  await page.reload();
+  await page.getByRole("heading", { name: "What shall we talk about?" }).waitFor();
+  expect(await page.locator(".conversation-link").count()).toBe(0);
+});
+
+test("the reader who scrolls up is left there", async () => {
+  const page = await chat();
+  await say(page, "a long one");
+  await seen(page, "Paragraph 9");
+  await page.getByRole("region", { name: "Messages" }).evaluate((each) => (each.scrollTop = 0));
+  await answered(page);
+  const top = () =>
+    page.getByRole("region", { name: "Messages" }).evaluate((each) => each.scrollTop);
+  expect(await top()).toBe(0);
+  await page.getByRole("button", { name: "To the newest message" }).click();
+  await page.waitForFunction(() => (document.querySelector(".thread")?.scrollTop ?? 0) > 0);
+});

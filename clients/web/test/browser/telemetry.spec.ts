@@ -1,0 +1,151 @@
+/** The telemetry page in Chromium. */
+import type { Browser, Page } from "playwright-core";
+import { afterAll, beforeAll, expect, test } from "vitest";
+import { launch, seen, Server } from "./driver";
+import { type MockOptions, mockTelemetry } from "./mock_telemetry";
+
+let browser: Browser;
+let server: Server;
+
+beforeAll(async () => {
+  [browser, server] = await Promise.all([launch(), Server.scripted()]);
+});
+
+afterAll(async () => {
+  await browser.close();
+  await server.stop();
+});
+
+async function watch(options: MockOptions, visit: (page: Page) => Promise<void>): Promise<void> {
+  const context = await browser.newContext({ viewport: { width: 1400, height: 1000 } });
+  const page = await context.newPage();
+  const errors: string[] = [];
+  page.on("console", (message) => {
+    if (message.type() === "error" || message.type() === "warning") errors.push(message.text());
+  });
+  page.on("pageerror", (error) => errors.push(String(error)));
+  await mockTelemetry(page, options);
+  await page.addInitScript(() => {
+    const Original = window.WebSocket;
+    window.WebSocket = class extends Original {
+      constructor(...given: ConstructorParameters<typeof Original>) {
+        super(...given);
+        (window as unknown as { pacelineSocket: WebSocket }).pacelineSocket = this;
+      }
+    };
+  });
+  await page.goto(`${server.url}/telemetry`);
+  await visit(page);
+  await context.close();
+  expect(errors).toEqual([]);
+}
+
+test("200 sessions: all are counted, few are on the page, each can be reached", () =>
+  watch({ numSessions: 200 }, async (page) => {
+    await page.locator(".session-link").first().waitFor();
+    expect(await page.locator(".tile").first().innerText()).toContain("200");
+    expect(await page.getByRole("table").getAttribute("aria-rowcount")).toBe("201");
+    expect(await page.locator(".session-link").count()).toBeLessThan(60);
+    await page.getByRole("button", { name: "Session", exact: true }).click();
+    await page
+      .getByRole("region", { name: "All sessions" })
+      .evaluate((each) => (each.scrollTop = each.scrollHeight));
+    await page.locator('tr[aria-rowindex="201"]').waitFor();
+  }));
+
+test("a session's detail opens by mouse and keyboard, and closes", () =>
+  watch({ numSessions: 30 }, async (page) => {
+    const detail = page.getByRole("complementary", { name: "Session detail" });
+    await page.locator(".session-link").nth(2).click();
+    await detail.waitFor();
+    for (const title of ["Speed", "Acceptance", "Steps, by number drafted", "Gate"]) {
+      expect(await detail.getByRole("heading", { name: title, exact: true }).count()).toBe(1);
+    }
+    expect(await detail.locator("canvas").count()).toBe(4);
+    await detail.getByRole("button", { name: "Close the detail" }).click();
+    await detail.waitFor({ state: "detached" });
+    await page.locator(".session-link").nth(4).focus();
+    await page.keyboard.press("Enter");
+    await detail.waitFor();
+  }));
+
+test("a pause holds everything still while samples go on, and then catches up", () =>
+  watch({ numSessions: 20, everyMs: 100 }, async (page) => {
+    await page.locator(".session-link").first().waitFor();
+    await page.getByRole("button", { name: "Pause" }).click();
+    const shown = () => page.locator(".telemetry-main").innerText();
+    const held = await shown();
+    await page.waitForTimeout(1000);
+    expect(await shown()).toBe(held);
+    await page.getByRole("button", { name: "Paused: go on" }).click();
+    await page.waitForFunction(
+      (before) => (document.querySelector(".telemetry-main") as HTMLElement).innerText !== before,
+      held,
+    );
+  }));
+
+test("the time window is chosen", () =>
+  watch({ numSessions: 5 }, async (page) => {
+    await page.locator(".session-link").first().waitFor();
+    await page.getByRole("button", { name: "15 min" }).click();
+    expect(await page.getByRole("button", { name: "15 min" }).getAttribute("aria-pressed")).toBe(
+      "true",
+    );
+  }));
+
+test("without the admin key one sees one's own session", () =>
+  watch({ numSessions: 2, isAdmin: false }, async (page) => {
+    await seen(page, "This browser's own session");
+    await page.locator(".session-link").first().waitFor();
+  }));
+
+test("an hour of samples takes no more memory than a quarter", () =>
+  watch({ numSessions: 50, everyMs: 60_000 }, async (page) => {
+    // The samples of an hour go in through the page's own socket, faster than an hour.
+    await page.getByRole("heading", { name: "Telemetry" }).waitFor();
+    const session = await page.context().newCDPSession(page);
+    const used = async (): Promise<number> => {
+      await session.send("HeapProfiler.collectGarbage");
+      const { usedSize } = await session.send("Runtime.getHeapUsage");
+      return usedSize;
+    };
+    const record = (from: number, to: number) =>
+      page.evaluate(
+        async ([start, end]) => {
+          const feed = (window as unknown as { feedTelemetry(from: number, to: number): void })
+            .feedTelemetry;
+          for (let at = start as number; at < (end as number); at += 200) {
+            feed(at, Math.min(at + 200, end as number));
+            await new Promise((resolve) => setTimeout(resolve, 0));
+          }
+        },
+        [from, to],
+      );
+    await page.evaluate(FEED);
+    await record(0, 1800);
+    const quarter = await used();
+    await record(1800, 7200);
+    expect((await used()) / quarter).toBeLessThan(1.25);
+    expect(await page.locator(".tile").first().innerText()).toContain("50"); // it did take them
+  }));
+
+/** Puts samples onto the page's open socket, as if the server had sent them. */
+const FEED = `
+  window.feedTelemetry = (from, to) => {
+    const socket = window.pacelineSocket;
+    for (let at = from; at < to; at += 1) {
+      const sessions = Array.from({ length: 50 }, (_, index) => ({
+        session_id: "sess_" + index, lane: null, active: true, gate: at % 40 < 20 ? "on" : "off",
+        reason: "acceptance " + at, drafter: "model", acceptance: 0.5,
+        accepted_per_position: [at], examined_per_position: [at + 1], gamma_histogram: [at, at],
+        tokens_per_step: 2, tokens_per_second: 9, time_to_first_token_ms: 9,
+        draft_ms: 1, verify_ms: 1, sample_ms: 1, other_ms: 1,
+      }));
+      const sample = {
+        type: "telemetry.sample", sequence_number: at, stream_id: "telemetry", scope: "server",
+        time: 1000 + at / 2, sessions, ledger_level_ms: 0, server: null,
+      };
+      socket.onmessage({ data: JSON.stringify(sample) });
+    }
+  };
+`;
