@@ -85,7 +85,7 @@ def step(
             chain = [float(i < accepted) for i in range(choice.num_drafted)]
             examined = min(accepted + 1, choice.num_drafted)
             control.observe_model_round(candidate.session, 0, chain, accepted, examined)
-        control.observe_tokens(candidate.session, accepted + 1, is_examined=choice.num_drafted > 0)
+        control.observe_tokens(candidate.session, accepted + 1)
     shape = base._replace(
         num_rows=count + drafted, num_logits=count + drafted, draft_rows=(count,) * passes
     )

@@ -13,7 +13,7 @@ from paceline.core.events import Gate
 
 def rounds(state: GateState, outcomes: list[int]) -> GateState:
     for outcome in outcomes:
-        state = gates.after_round(state, outcome, 1)
+        state = gates.after_round(state, outcome, 1, 0)
     return state
 
 
@@ -25,15 +25,15 @@ def test_acceptance_is_that_of_the_last_64_examined_positions() -> None:
 
 
 def test_a_round_counts_its_accepted_tokens_and_its_rejection() -> None:
-    state = gates.after_round(GateState(), 3, 4)
+    state = gates.after_round(GateState(), 3, 4, 0)
     assert (state.outcomes, state.num_examined, state.acceptance) == (0b1110, 4, 0.75)
-    state = gates.after_round(state, 2, 2)
+    state = gates.after_round(state, 2, 2, 0)
     assert (state.outcomes, state.num_examined) == (0b111011, 6)
 
 
 def test_a_round_that_examined_nothing_changes_nothing() -> None:
-    state = gates.after_round(GateState(), 1, 1)
-    assert gates.after_round(state, 0, 0) == state
+    state = gates.after_round(GateState(), 1, 1, 0)
+    assert gates.after_round(state, 0, 0, 9) == state
 
 
 @pytest.mark.parametrize(("num_examined", "gate"), [(23, Gate.ON), (24, Gate.OFF)])
@@ -50,7 +50,7 @@ def test_off_below_forty_percent_of_a_full_window(num_accepted: int, gate: Gate)
     state = GateState(outcomes=(1 << 64) - 1, num_examined=64)
     for outcome in first[:-1]:
         state = gates.record(state, outcome, 1)
-    assert gates.after_round(state, first[-1], 1).gate is gate
+    assert gates.after_round(state, first[-1], 1, 0).gate is gate
 
 
 def test_a_collapse_is_off_within_64_examined_positions_whatever_went_before() -> None:
@@ -61,28 +61,34 @@ def test_a_collapse_is_off_within_64_examined_positions_whatever_went_before() -
 
 
 def test_a_gate_that_is_on_in_name_alone_is_due_for_a_probe_too() -> None:
-    state = gates.after_tokens(rounds(GateState(), [1] * 4), 64)
-    assert state.is_pause_over
-    assert not gates.after_round(state, 1, 1).is_pause_over
-    assert not gates.begin_probe(state).is_pause_over
+    state = rounds(GateState(), [1] * 4)
+    assert state.is_probe_due(64)
+    assert not gates.after_round(state, 1, 1, 64).is_probe_due(64)
+    assert not gates.begin_probe(state).is_probe_due(64)
+    assert not GateState().is_probe_due(64), "of a session that never drafted nothing is known"
 
 
 def test_the_pause_counts_emitted_tokens() -> None:
-    off = rounds(GateState(), [0] * 24)
-    assert not off.is_pause_over
-    assert not gates.after_tokens(off, 63).is_pause_over
-    assert gates.after_tokens(off, 64).is_pause_over
+    off = gates.after_round(rounds(GateState(), [0] * 23), 0, 1, 100)
+    assert off.gate is Gate.OFF
+    assert not off.is_probe_due(163)
+    assert off.is_probe_due(164)
 
 
 def test_pauses_double_from_64_to_1024() -> None:
     state = rounds(GateState(), [0] * 24)
     pauses = []
-    for _ in range(7):
+    for number in range(7):
         pauses.append(state.pause)
-        state = gates.after_probe(gates.begin_probe(state), 0.1, 2.0)
-        assert state.gate is Gate.OFF
-        assert state.num_paused == 0
+        state = gates.after_probe(gates.begin_probe(state), 0.1, 2.0, number)
+        assert (state.gate, state.paused_at) == (Gate.OFF, number)
     assert pauses == [64, 128, 256, 512, 1024, 1024, 1024]
+
+
+def test_a_probe_without_result_waits_as_long_again() -> None:
+    state = gates.begin_probe(rounds(GateState(), [0] * 24))
+    state = gates.without_result(state, 70)
+    assert (state.gate, state.pause, state.paused_at) == (Gate.OFF, 64, 70)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +100,11 @@ def test_back_on_needs_half_accepted_and_five_percent(
 ) -> None:
     state = gates.begin_probe(rounds(GateState(), [0] * 24))
     assert state.gate is Gate.PROBING
-    assert gates.after_probe(state, acceptance, gain).gate is gate
+    assert gates.after_probe(state, acceptance, gain, 0).gate is gate
 
 
 def test_back_on_starts_a_new_window() -> None:
-    state = gates.after_probe(gates.begin_probe(rounds(GateState(), [0] * 64)), 0.6, 1.2)
+    state = gates.after_probe(gates.begin_probe(rounds(GateState(), [0] * 64)), 0.6, 1.2, 0)
     assert (state.gate, state.num_examined, state.acceptance) == (Gate.ON, 0, None)
     assert rounds(state, [0] * 23).gate is Gate.ON
 
@@ -118,7 +124,7 @@ def test_steady_sessions_well_above_the_threshold_hardly_ever_flap() -> None:
     for _ in range(200):
         state = GateState()
         for _ in range(500):
-            state = gates.after_round(state, int(rng.random() < 0.6), 1)
+            state = gates.after_round(state, int(rng.random() < 0.6), 1, 0)
             if state.gate is Gate.OFF:
                 off += 1
                 break

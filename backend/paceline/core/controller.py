@@ -13,7 +13,7 @@ tokens alone; a drafted token never influences how many are drafted.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core import controller_gate as gates
@@ -53,6 +53,8 @@ DWELL = 8
 _GAIN_WEIGHT = 0.15
 LEAST_COPY_GAIN = 1.01
 PLAIN_EVERY = 256
+_MANY = 24
+_SCAN_EVERY = 4
 _CATCH_UP_LAG = 64
 _CATCH_UP_SHARE = 0.25
 _IN_STEP = 4
@@ -110,6 +112,8 @@ class SessionControl:
     copy_estimate: CellEstimate = field(default_factory=lambda: CellEstimate(len(_MATCH_PRIORS)))
     model_estimate: SessionEstimate = field(default_factory=SessionEstimate)
     copy_cell: int = 3
+    model_depth: int = 0
+    num_emitted: int = 0
     has_model: bool = False
     why: Why = Why("new")
 
@@ -174,6 +178,7 @@ class Controller:
         self._load_gain = 1.1
         self._num_since_flip = DWELL
         self._num_since_plain = 0
+        self._num_since_scan = 0
         self._load_is_low: bool | None = None
         self._sessions: OrderedDict[str, SessionControl] = OrderedDict()
         self._copy_base = Baseline(_MATCH_PRIORS, _MATCH_WEIGHT)
@@ -283,25 +288,38 @@ class Controller:
         hysteresis and dwell: reopening costs the draft model its catching up."""
         if not self.is_load_open and self._num_since_flip < DWELL:
             return best, copies
-        model_seconds = self._steady(decoding, uses_model=True)
-        copy_seconds = self._steady(decoding, uses_model=False)
+        self._num_since_scan += 1
+        interval = 1 if len(candidates) < _MANY else _SCAN_EVERY
+        if self._num_since_scan < interval:
+            return (
+                self._as_before(candidates, copies, best) if self.is_load_open else (best, copies)
+            )
+        self._num_since_scan = 0
+        for candidate in candidates:
+            candidate.session.model_depth = 0
+        model_seconds = copy_seconds = None
         mixed = []
         is_asked = False
         for candidate, copy in zip(candidates, copies, strict=True):
             offer = self._model_offer(candidate)
-            if offer.survivals and (
-                not copy.survivals
-                or steady_gain(offer.survivals, model_seconds)
-                > steady_gain(copy.survivals, copy_seconds)
-            ):
-                is_asked = True
-                mixed.append(offer)
-            else:
+            if not offer.survivals:
                 mixed.append(copy)
+                continue
+            if copy.survivals:
+                if model_seconds is None or copy_seconds is None:
+                    model_seconds = self._steady(decoding, uses_model=True)
+                    copy_seconds = self._steady(decoding, uses_model=False)
+                gain = steady_gain(offer.survivals, model_seconds)
+                if gain <= steady_gain(copy.survivals, copy_seconds):
+                    mixed.append(copy)
+                    continue
+            is_asked = True
+            mixed.append(offer)
         if not is_asked:
             return best, copies
         found = choose_depths(self.cost, base, worth, mixed)
-        self._load_gain += _GAIN_WEIGHT * (found.rate / best.rate - self._load_gain)
+        weight = 1.0 - (1.0 - _GAIN_WEIGHT) ** interval
+        self._load_gain += weight * (found.rate / best.rate - self._load_gain)
         if self._num_since_flip >= DWELL:
             if self.is_load_open and self._load_gain < CLOSE_BELOW:
                 self._flip(is_open=False)
@@ -309,10 +327,30 @@ class Controller:
                 self._flip(is_open=True)
         if not self.is_load_open:
             return best, copies
-        staggered = self._staggered(mixed, copies, found.counts, base, model_seconds[0])
+        staggered = self._staggered(mixed, copies, found.counts, base)
         if staggered is not mixed:
             found, mixed = choose_depths(self.cost, base, worth, staggered), staggered
-        return (found, mixed) if found.rate > best.rate else (best, copies)
+        if found.rate <= best.rate:
+            return best, copies
+        for candidate, offer, count in zip(candidates, mixed, found.counts, strict=True):
+            if offer.uses_model:
+                candidate.session.model_depth = count
+        return found, mixed
+
+    def _as_before(
+        self, candidates: Sequence[Candidate], copies: list[DraftOffer], best: Depths
+    ) -> tuple[Depths, list[DraftOffer]]:
+        """With many sessions the depths of model drafts are found anew every few steps only: they
+        rest on estimates that move slowly. Look-ups come and go and are decided in every step."""
+        counts, offers = list(best.counts), list(copies)
+        for index, candidate in enumerate(candidates):
+            session = candidate.session
+            depth = min(session.model_depth, candidate.limit, candidate.model_tokens)
+            if depth <= 0 or counts[index] or session.model_gate.gate is not Gate.ON:
+                continue
+            offers[index] = DraftOffer((), uses_model=True, lag=candidate.model_lag)
+            counts[index] = depth
+        return Depths(counts, best.tokens, best.seconds), offers
 
     def _flip(self, *, is_open: bool) -> None:
         self.is_load_open = is_open
@@ -325,15 +363,16 @@ class Controller:
         copies: list[DraftOffer],
         counts: Sequence[int],
         base: StepShape,
-        plain_seconds: float,
     ) -> list[DraftOffer]:
         """Many prompts at once would be a long step for everybody: of those that would draft, the
         most promising draft models catch up first. The very list if all may."""
         lagging = [
             index for index, offer in enumerate(mixed) if offer.lag > _IN_STEP and counts[index]
         ]
+        if not lagging:
+            return mixed
         row = self.cost.draft_row_seconds(base.is_drawn)
-        room = _CATCH_UP_SHARE * plain_seconds
+        room = _CATCH_UP_SHARE * self.cost.step_seconds(base)
         if row * sum(mixed[index].lag for index in lagging) <= room:
             return mixed
         lagging.sort(key=lambda index: -mixed[index].survivals[0])
@@ -417,7 +456,8 @@ class Controller:
             state = candidate.session.model_gate
             if room == 0 or candidate.model_tokens <= 0 or candidate.limit <= 0:
                 continue
-            if not (state.is_pause_over or state.gate is Gate.PROBING):
+            num_emitted = candidate.session.num_emitted
+            if not (state.gate is Gate.PROBING or state.is_probe_due(num_emitted)):
                 continue
             if choices[index].num_drafted:
                 continue
@@ -428,7 +468,7 @@ class Controller:
                 continue
             if state.gate is not Gate.PROBING:
                 candidate.session.model_gate = gates.begin_probe(state)
-            scored = min(_SCORED, max(gates.LEAST_EXAMINED, state.num_paused))
+            scored = min(_SCORED, max(gates.LEAST_EXAMINED, num_emitted - state.paused_at))
             choices[index] = Choice(DrafterKind.MODEL, 0, scored, catches_up=True)
             candidate.session.why = Why("probe", (candidate.model_lag,))
             room -= 1
@@ -463,7 +503,8 @@ class Controller:
                 cell += 1
         session.model_estimate.observe(accepted, expected, examined)
         self._set_model_gate(
-            session, gates.after_round(session.model_gate, num_accepted, num_examined)
+            session,
+            gates.after_round(session.model_gate, num_accepted, num_examined, session.num_emitted),
         )
 
     def observe_copies(
@@ -482,10 +523,10 @@ class Controller:
             self._copy_base.observe(cell, float(is_hit), 1.0)
             if self.offers_copies(cell):
                 if state.gate is Gate.ON:
-                    state = gates.after_round(state, int(is_hit), 1)
+                    state = gates.after_round(state, int(is_hit), 1, session.num_emitted)
                 else:
                     state = gates.record(state, int(is_hit), 1)
-        is_due = state.gate is Gate.OFF and state.is_pause_over
+        is_due = state.gate is Gate.OFF and state.is_probe_due(session.num_emitted)
         if is_due and state.num_examined >= gates.LEAST_EXAMINED:
             acceptance = state.acceptance or 0.0
             if acceptance >= gates.ON_FROM:
@@ -496,11 +537,11 @@ class Controller:
                 )
                 if gain >= gates.LEAST_GAIN:
                     # Scoring it is free, so a probe that fails is no reason to wait longer.
-                    state = gates.after_probe(state, acceptance, gain)
+                    state = gates.after_probe(state, acceptance, gain, session.num_emitted)
         if state.gate is not session.copy_gate.gate:
             self.num_gate_flips += 1
             if state.gate is Gate.OFF:
-                state = GateState(Gate.OFF, pause=state.pause)
+                state = GateState(Gate.OFF, pause=state.pause, paused_at=state.paused_at)
         session.copy_gate = state
 
     def observe_probe(
@@ -514,8 +555,7 @@ class Controller:
         """The draft model caught up. accept_probs: for each scored token min(1, draft / target) of
         its probability, whose mean is the acceptance that drafting would have had."""
         if len(accept_probs) < _LEAST_SCORED:
-            state = session.model_gate
-            session.model_gate = replace(state, gate=Gate.OFF, num_paused=0)
+            session.model_gate = gates.without_result(session.model_gate, session.num_emitted)
             return
         acceptance = sum(accept_probs) / len(accept_probs)
         rate = self._model_base.rates[bucket * MODEL_DEPTH]
@@ -526,15 +566,13 @@ class Controller:
         gain = steady_gain(
             foretold, self._steady(without_prefill(base, num_decoding), uses_model=True)
         )
-        self._set_model_gate(session, gates.after_probe(session.model_gate, acceptance, gain))
+        self._set_model_gate(
+            session, gates.after_probe(session.model_gate, acceptance, gain, session.num_emitted)
+        )
 
-    def observe_tokens(
-        self, session: SessionControl, num_emitted: int, *, is_examined: bool = False
-    ) -> None:
-        """Tokens were emitted: pauses run on, but not the draft model's if it was examined."""
-        session.copy_gate = gates.after_tokens(session.copy_gate, num_emitted)
-        if not is_examined:
-            session.model_gate = gates.after_tokens(session.model_gate, num_emitted)
+    def observe_tokens(self, session: SessionControl, num_emitted: int) -> None:
+        """Tokens were emitted: pauses run on. Call it after the other observations of the step."""
+        session.num_emitted += num_emitted
 
     def observe_step(
         self,

@@ -17,7 +17,7 @@ requests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from paceline.core.events import Gate
 
@@ -32,74 +32,72 @@ LAST_PAUSE = 1024
 _MASK = (1 << WINDOW) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class GateState:
+class GateState(NamedTuple):
     """outcomes: the last examined positions as bits, newest lowest, 1 for accepted; num_examined
-    of them, at most 64. pause: tokens to emit before the next probe. num_paused: emitted since a
-    position was examined, or a probe failed."""
+    of them, at most 64. pause: tokens to emit before the next probe, counted from `paused_at`: how
+    many the session had emitted when a position was examined last, or a probe failed."""
 
     gate: Gate = Gate.ON
     outcomes: int = 0
     num_examined: int = 0
     pause: int = FIRST_PAUSE
-    num_paused: int = 0
+    paused_at: int = 0
 
     @property
     def acceptance(self) -> float | None:
         """Over the window; None before anything was examined."""
         return self.outcomes.bit_count() / self.num_examined if self.num_examined else None
 
-    @property
-    def is_pause_over(self) -> bool:
-        """A probe is due: for a gate that is off, and for one that is on in name alone, since what
-        was examined of the session gave an estimate too low for anything to be drafted."""
-        if self.gate is Gate.PROBING or self.num_paused < self.pause:
+    def is_probe_due(self, num_emitted: int) -> bool:
+        """For a gate that is off, and for one that is on in name alone, since what was examined of
+        the session gave an estimate too low for anything to be drafted. num_emitted: by now."""
+        if num_emitted - self.paused_at < self.pause or self.gate is Gate.PROBING:
             return False
         return self.gate is Gate.OFF or self.num_examined > 0
 
 
 def record(state: GateState, num_accepted: int, num_examined: int) -> GateState:
     """The window with one round more: num_accepted ones, then a zero if it was rejected."""
-    outcomes, known = state.outcomes, state.num_examined
-    if num_examined:
-        bits = ((1 << num_accepted) - 1) << (num_examined - num_accepted)
-        outcomes = ((outcomes << num_examined) | bits) & _MASK
-        known = min(WINDOW, known + num_examined)
-    return replace(state, outcomes=outcomes, num_examined=known)
+    gate, outcomes, known, pause, paused_at = state
+    bits = ((1 << num_accepted) - 1) << (num_examined - num_accepted)
+    outcomes = ((outcomes << num_examined) | bits) & _MASK
+    return GateState(gate, outcomes, min(WINDOW, known + num_examined), pause, paused_at)
 
 
-def after_round(state: GateState, num_accepted: int, num_examined: int) -> GateState:
-    """A verified draft: the gate may go off.
+def after_round(
+    state: GateState, num_accepted: int, num_examined: int, num_emitted: int
+) -> GateState:
+    """A verified draft: the gate may go off. num_emitted: by the session so far.
 
     A full window at ON earns the short pause back, so that a session that flaps waits longer and
     longer, and one that had a bad stretch does not.
     """
     if num_examined == 0:
         return state
-    state = record(state, num_accepted, num_examined)
-    if state.num_paused:
-        state = replace(state, num_paused=0)
-    if state.gate is not Gate.ON or state.num_examined < LEAST_EXAMINED:
-        return state
-    if state.outcomes.bit_count() < OFF_BELOW * state.num_examined:
-        return replace(state, gate=Gate.OFF)
-    if state.num_examined == WINDOW and state.pause > FIRST_PAUSE:
-        return replace(state, pause=FIRST_PAUSE)
-    return state
-
-
-def after_tokens(state: GateState, num_emitted: int) -> GateState:
-    """Tokens were emitted, none of them drafted by this drafter."""
-    return replace(state, num_paused=state.num_paused + num_emitted)
+    gate, outcomes, known, pause, _ = state
+    bits = ((1 << num_accepted) - 1) << (num_examined - num_accepted)
+    outcomes = ((outcomes << num_examined) | bits) & _MASK
+    known = min(WINDOW, known + num_examined)
+    if gate is Gate.ON and known >= LEAST_EXAMINED:
+        if outcomes.bit_count() < OFF_BELOW * known:
+            gate = Gate.OFF
+        elif known == WINDOW:
+            pause = FIRST_PAUSE
+    return GateState(gate, outcomes, known, pause, num_emitted)
 
 
 def begin_probe(state: GateState) -> GateState:
-    return replace(state, gate=Gate.PROBING)
+    return state._replace(gate=Gate.PROBING)
 
 
-def after_probe(state: GateState, acceptance: float, gain: float) -> GateState:
+def after_probe(state: GateState, acceptance: float, gain: float, num_emitted: int) -> GateState:
     """acceptance: the probe's estimate. gain: predicted tokens per second over plain decoding's."""
     pause = min(LAST_PAUSE, 2 * state.pause)
     if acceptance >= ON_FROM and gain >= LEAST_GAIN:
-        return GateState(Gate.ON, pause=pause)
-    return replace(state, gate=Gate.OFF, pause=pause, num_paused=0)
+        return GateState(Gate.ON, pause=pause, paused_at=num_emitted)
+    return state._replace(gate=Gate.OFF, pause=pause, paused_at=num_emitted)
+
+
+def without_result(state: GateState, num_emitted: int) -> GateState:
+    """A probe that examined too little to tell: as long a pause again."""
+    return state._replace(gate=Gate.OFF, paused_at=num_emitted)

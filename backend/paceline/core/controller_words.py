@@ -60,7 +60,7 @@ def _worst(session: SessionControl, measured: str) -> str:
         return measured
     if state.acceptance is not None and state.gate is Gate.OFF:
         measured = f"acceptance {state.acceptance:.2f} over {state.num_examined} examined"
-    left = max(0, state.pause - state.num_paused)
+    left = max(0, state.pause - (session.num_emitted - state.paused_at))
     return f"{measured}, next probe in {_tokens(left)}" if left else f"{measured}, probe due"
 
 

@@ -47,8 +47,17 @@ class NgramIndex:
     def match(self, token_ids: Many[int], total: int) -> tuple[int, int]:
         """The longest suffix of the first `total` tokens that is indexed: where its most recent
         occurrence ended, and its length (up to 16; longer ones are as good). (0, 0) without one."""
-        for size in range(min(self._longest, total), self._shortest - 1, -1):
-            start = self._ends.get(tuple(token_ids[total - size : total]))
+        shortest = self._shortest
+        if total < shortest:
+            return 0, 0
+        # What has no short match has no long one, and most text has none at all.
+        last = self._ends.get(tuple(token_ids[total - shortest : total]))
+        if last is None:
+            return 0, 0
+        for size in range(min(self._longest, total), shortest - 1, -1):
+            start = (
+                last if size == shortest else self._ends.get(tuple(token_ids[total - size : total]))
+            )
             if start is not None:
                 limit = min(_LONG, start)
                 while size < limit and token_ids[start - size - 1] == token_ids[total - size - 1]:
