@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs a command line; returns exit code, standard output and standard error."""
+    # Its handler would outlive the captured stream that it writes to.
+    monkeypatch.setattr(composition, "configure_logging", lambda level: None)
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
