@@ -20,7 +20,7 @@ PATIENCE_S = 60.0
 _PYTHON_PATH = ":".join(
     str(ROOT / each) for each in ("backend", "protocol", "clients/python", "clients/lsp")
 )
-_LSP = [sys.executable, "-c", "from paceline.cli import main; main()", "lsp", "--stdio"]
+LANGUAGE_SERVER = [sys.executable, "-c", "from paceline.cli import main; main()", "lsp", "--stdio"]
 
 
 class Neovim:
@@ -51,7 +51,7 @@ class Neovim:
         )
         self.lua(
             "require('paceline').setup({ cmd = ..., settings = select(2, ...) })",
-            _LSP,
+            LANGUAGE_SERVER,
             self._settings,
         )
         return self

@@ -18,7 +18,7 @@ from anyio.from_thread import start_blocking_portal
 
 from paceline.core.events import FinishReason
 from tests.fakes_engine import CharacterCodec
-from tests.lsp.neovim import PATIENCE_S, ROOT, Neovim
+from tests.lsp.neovim import LANGUAGE_SERVER, PATIENCE_S, ROOT, Neovim
 from tests.server.serving import Server, serving
 
 if TYPE_CHECKING:
@@ -74,6 +74,36 @@ def test_ghost_text_is_shown_and_accepted(scripted: Server, tmp_path: Path) -> N
         editor.until(lambda: len(_prompts(scripted)) >= 2, "the next request")
         editor.until(lambda: editor.ghost == "more", "the next completion")
         assert _prompts(scripted)[-1].startswith("<prefix>def add(a, b):\n    return a + b<suffix>")
+
+
+def test_typing_before_the_language_server_is_ready(scripted: Server, tmp_path: Path) -> None:
+    """It starts with the first document, and a person does not wait for it."""
+    with Neovim(tmp_path, url=scripted.http_url, debounceMs=0) as editor:
+        slow = ["sh", "-c", 'sleep 2; exec "$@"', "sh", *LANGUAGE_SERVER]
+        editor.lua(
+            "require('paceline').setup({ cmd = ..., settings = select(2, ...) })",
+            slow,
+            {
+                "url": scripted.http_url,
+            },
+        )
+        editor.edit("notes.txt", "say|")
+        editor.input("!")
+        editor.until(lambda: editor.ghost == "more", "a completion")
+        assert _prompts(scripted) == ["<prefix>say!<suffix>\n<middle>"]
+
+
+def test_a_buffer_without_a_name_has_completions_and_keeps_them(
+    scripted: Server, tmp_path: Path
+) -> None:
+    with Neovim(tmp_path, url=scripted.http_url, debounceMs=0) as editor:
+        editor.input("ione")
+        editor.until(lambda: editor.ghost == "more", "a completion")
+        editor.input("<Esc>")
+        editor.lua("vim.cmd('file named.txt')")
+        editor.input("A two")
+        editor.until(lambda: editor.ghost == "more", "a completion under the new name")
+        assert _prompts(scripted)[-1] == "<prefix>one two<suffix>\n<middle>"
 
 
 def test_the_accept_key_is_itself_when_nothing_is_shown(scripted: Server, tmp_path: Path) -> None:

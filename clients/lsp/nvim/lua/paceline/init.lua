@@ -36,6 +36,8 @@ local client_id = nil
 local shown = nil
 -- The request that runs: id, buffer.
 local pending = nil
+-- The kind of a request that waits for the language server to be ready.
+local waiting = nil
 -- Where the cursor was when we last looked, as text.
 local last_seen = nil
 
@@ -124,6 +126,7 @@ end
 -- Asking
 
 local function cancel()
+  waiting = nil
   if pending then
     local client = get_client()
     if client then
@@ -160,6 +163,10 @@ local function ask(kind)
   local client = get_client()
   local buffer = vim.api.nvim_get_current_buf()
   if not client or not vim.lsp.buf_is_attached(buffer, client_id) then
+    return
+  end
+  if not client.initialized then
+    waiting = kind -- it does not have the text yet
     return
   end
   local row, column = cursor()
@@ -295,6 +302,18 @@ local function on_status(_, status)
   vim.api.nvim_exec_autocmds("User", { pattern = "PacelineStatus", modeline = false })
 end
 
+local function on_attach()
+  local kind = waiting
+  waiting = nil
+  if kind then
+    vim.schedule(function()
+      if vim.startswith(vim.api.nvim_get_mode().mode, "i") then
+        ask(kind)
+      end
+    end)
+  end
+end
+
 local function client_config()
   local capabilities = vim.lsp.protocol.make_client_capabilities()
   capabilities.textDocument.inlineCompletion = { dynamicRegistration = false }
@@ -310,6 +329,7 @@ local function client_config()
     offset_encoding = "utf-16",
     init_options = config.settings,
     flags = { debounce_text_changes = 0 },
+    on_attach = on_attach,
     handlers = { ["paceline/didChangeStatus"] = on_status },
     on_exit = vim.schedule_wrap(function(code)
       client_id = nil
@@ -374,11 +394,25 @@ function M.setup(options)
     vim.api.nvim_create_autocmd(events, { group = group, callback = action })
   end
   on({ "BufEnter", "FileType" }, function(event)
+    -- A buffer without a name may be about to get one, and its text with it: it waits for typing.
+    if vim.api.nvim_buf_get_name(event.buf) ~= "" then
+      M.attach(event.buf)
+    end
+  end)
+  on("InsertEnter", function(event)
     M.attach(event.buf)
+  end)
+  on("BufFilePost", function(event)
+    if client_id and vim.lsp.buf_is_attached(event.buf, client_id) then
+      vim.lsp.buf_detach_client(event.buf, client_id)
+      M.attach(event.buf)
+    end
   end)
   on({ "TextChangedI", "CursorMovedI" }, on_change)
   on({ "InsertLeave", "BufLeave" }, on_leave)
-  M.attach()
+  if vim.api.nvim_buf_get_name(0) ~= "" then
+    M.attach()
+  end
 end
 
 return M
