@@ -29,7 +29,7 @@ from paceline.model.fill_in_middle import EncodedInfill
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.core.request import Request
+    from paceline.core.request import Grammar, Request
     from paceline.core.statistics import SessionStatus
 
 EOS_ID = 0
@@ -45,12 +45,21 @@ LIMITS = EngineLimits(
 )
 
 
+class PickyGrammars:
+    """Takes every grammar but those that say they are wrong."""
+
+    def compile(self, grammar: Grammar) -> None:
+        if "wrong" in grammar.text:
+            raise RequestError("the grammar cannot be used: it is wrong", field="grammar")
+
+
 class CharacterCodec:
     """A target's text side in which a token is a character: its id is one more than its code
     point. Turns are written `<role>content</role>`."""
 
     name = "fake-model"
     eos_token_ids = frozenset({EOS_ID})
+    grammars = PickyGrammars()
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.text_of(ids)

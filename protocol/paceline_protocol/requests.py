@@ -32,6 +32,21 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StreamId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
+class GrammarOptions(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """What the whole answer must look like; exactly one field is set.
+
+    regex: a regular expression (Rust's syntax, matched as a whole). choice: one of these texts.
+    lark: a grammar in Lark's EBNF, from its rule `start`. json_schema: JSON that fits this schema.
+    """
+
+    regex: str | None = None
+    choice: list[str] | None = None
+    lark: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
+
+
 class PacelineOptions(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -40,7 +55,8 @@ class PacelineOptions(
     top_k: 0 keeps all tokens. logit_bias: from token id to what is added to its logit.
     speculation: `auto` lets the server's gates decide, with `num_speculative_tokens` as an upper
     bound; `on` drafts exactly that many; `off` is plain decoding. include: `tokens` adds to each
-    text delta the tokens behind it and where each came from.
+    text delta the tokens behind it and where each came from. grammar: bounds the answer's text;
+    `text.format` does the same for JSON in the OpenAI vocabulary.
     """
 
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
@@ -58,6 +74,7 @@ class PacelineOptions(
     num_speculative_tokens: Annotated[int, Meta(ge=0, le=16)] | None = None
     drafter: DrafterChoice | None = None
     include: list[PacelineInclude] | None = None
+    grammar: GrammarOptions | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -171,6 +171,36 @@ CLIENT_VECTORS: tuple[Vector, ...] = (
         ),
     ),
     Vector(
+        "an answer that must match",
+        m.ResponseCreate(
+            input="Is water wet?",
+            paceline=m.PacelineOptions(grammar=m.GrammarOptions(choice=["yes", "no"])),
+        ),
+    ),
+    Vector(
+        "an answer by a grammar",
+        m.ResponseCreate(
+            input="A date, please.",
+            paceline=m.PacelineOptions(grammar=m.GrammarOptions(regex="[0-9]{4}-[0-9]{2}")),
+        ),
+    ),
+    Vector(
+        "a completion by a Lark grammar",
+        m.CompletionCreate(
+            prompt="2 + 2 =",
+            paceline=m.PacelineOptions(
+                grammar=m.GrammarOptions(lark='start: " " NUMBER\nNUMBER: /[0-9]+/')
+            ),
+        ),
+    ),
+    Vector(
+        "a completion by a schema",
+        m.CompletionCreate(
+            prompt="A JSON number:",
+            paceline=m.PacelineOptions(grammar=m.GrammarOptions(json_schema={"type": "number"})),
+        ),
+    ),
+    Vector(
         "warm-up without output",
         m.ResponseCreate(instructions="You are a helpful assistant.", input=[], generate=False),
     ),

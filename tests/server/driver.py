@@ -127,7 +127,7 @@ class Driver:
         """Encode the prompt that waits longest."""
         effect = self.prompts.pop(0)
         try:
-            encoded = encode(effect.prompt, CharacterCodec())
+            encoded = encode(effect.prompt, CharacterCodec(), effect.grammar)
         except PacelineError as error:
             self._run(self.session.on_prompt_failed(effect.response_id, error))
         else:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from paceline.core.errors import PacelineError
 from paceline.core.request import SamplingParams
+from paceline.server.formats import format_of
 from paceline.server.prompts import messages_of
 from paceline.server.refusals import refuse_unserved
 from paceline.server.response_stream import ResponseStream
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from paceline.core.limits import EngineLimits
     from paceline.model.chat import ChatMessage, EncodedChat
+    from paceline.server.formats import Format
 
 
 def _no_bytes(token_id: int) -> bytes:
@@ -67,7 +69,8 @@ class OpenRequest:
     """A request that has had no finish yet.
 
     messages: its own at first, the whole conversation (without instructions) once it has started.
-    encoded: the prompt, from RUNNING on. token_ids: committed so far.
+    form: what the answer must look like. encoded: the prompt, from RUNNING on. token_ids:
+    committed so far.
     """
 
     response_id: str
@@ -75,6 +78,7 @@ class OpenRequest:
     sampling: SamplingParams
     messages: tuple[ChatMessage, ...]
     stream: ResponseStream
+    form: Format | None = None
     state: RequestState = RequestState.WAITING
     encoded: EncodedChat | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -113,6 +117,7 @@ def admit(
         sampling = sampling_of(message, settings.default_sampling)
     except PacelineError as error:
         raise protocol_error(error, message) from None
+    form = format_of(message)
     response_id = new_id("resp")
     options = message.paceline or PacelineOptions()
     return OpenRequest(
@@ -133,6 +138,7 @@ def admit(
                 ends=settings.eos_token_ids | frozenset(options.stop_token_ids or ()),
             ),
         ),
+        form,
     )
 
 

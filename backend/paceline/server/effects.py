@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.core.request import Request
+    from paceline.core.request import Grammar, Request
     from paceline.server.prompts import Prompt
     from paceline_protocol.events import ServerEvent
     from paceline_protocol.requests import TelemetryScope, TelemetrySubscribe
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncodePrompt:
-    """Turn a prompt into token ids, off the event loop, then call `Session.on_prompt_ready` or
-    `Session.on_prompt_failed` with the same `response_id`."""
+    """Turn a prompt into token ids and make the grammar ready, off the event loop, then call
+    `Session.on_prompt_ready` or `Session.on_prompt_failed` with the same `response_id`."""
 
     response_id: str
     prompt: Prompt
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

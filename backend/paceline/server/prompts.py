@@ -21,14 +21,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol
 
+    from paceline.core.request import Grammar
     from paceline.model.fill_in_middle import EncodedInfill
     from paceline_protocol.items import ContentPart, InputItem
+
+    class GrammarPort(Protocol):
+        """The part of `sampling.grammar.GrammarCompiler` that the server uses."""
+
+        def compile(self, grammar: Grammar) -> None: ...
 
     class TargetCodec(Protocol):
         """The part of `model.tokenizer.TextCodec` that the server uses."""
 
         name: str
         eos_token_ids: frozenset[int]
+
+        @property
+        def grammars(self) -> GrammarPort: ...
 
         def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -79,8 +88,13 @@ class InfillPrompt:
 Prompt = ChatPrompt | TextPrompt | IdsPrompt | InfillPrompt
 
 
-def encode(prompt: Prompt, codec: TargetCodec) -> EncodedChat | EncodedInfill:
-    """Token ids of a prompt. CPU work, for a worker thread. Raises RequestError."""
+def encode(
+    prompt: Prompt, codec: TargetCodec, grammar: Grammar | None = None
+) -> EncodedChat | EncodedInfill:
+    """Token ids of a prompt; `grammar` is checked and made ready. CPU work, for a worker thread.
+    Raises RequestError."""
+    if grammar is not None:
+        codec.grammars.compile(grammar)
     if isinstance(prompt, TextPrompt):
         return EncodedChat(tuple(codec.encode_prompt(prompt.text)), prompt.text)
     if isinstance(prompt, IdsPrompt):

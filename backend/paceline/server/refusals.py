@@ -31,23 +31,12 @@ def _refuse_openai_fields(message: ResponseCreate) -> None:
         raise _unsupported("tools", "is not served; leave it out or send []")
     if message.tool_choice not in (None, "auto", "none"):
         raise _unsupported("tool_choice", 'must be "auto" or "none": no tools are served')
-    if message.text is not None:
-        _refuse_text_format(message.text)
     if message.background not in (None, False):
         raise _unsupported("background", "is not served over a socket; leave it out")
     if message.conversation is not None:
         raise _unsupported("conversation", "is not served; use previous_response_id")
     if message.prompt is not None:
         raise _unsupported("prompt", "is not served; send instructions and input")
-
-
-def _refuse_text_format(text: object) -> None:
-    if not isinstance(text, dict):
-        raise ProtocolError(ErrorCode.INVALID_TYPE, "text must be an object", param="text")
-    form = text.get("format")
-    if form is None or (isinstance(form, dict) and form.get("type") == "text"):
-        return
-    raise _unsupported("text.format", 'must be {"type": "text"}: no other format is served')
 
 
 def _unsupported(param: str, what: str) -> ProtocolError:

@@ -159,6 +159,7 @@ class Session:
                 eos_token_ids=self._settings.eos_token_ids | fill.stop_token_ids,
                 speculation_key=f"{self.session_id}/{each.lane or ''}",
                 prompt_stop=fill.stop,
+                grammar=None if each.form is None else each.form.grammar,
             )
             self._settings.limits.check(request)
         except PacelineError as error:
@@ -172,7 +173,10 @@ class Session:
         each = self._open.get(response_id)
         if each is None or each.state is not RequestState.ENCODING:
             return []
-        return self._refuse(each, protocol_error(error, each.message))
+        refusal = protocol_error(error, each.message)
+        if each.form is not None and refusal.param == "paceline.grammar":
+            refusal.param = each.form.param
+        return self._refuse(each, refusal)
 
     def on_submit_failed(self, response_id: str, error: PacelineError) -> list[Effect]:
         """The engine did not take the request of a `Submit`."""
@@ -270,7 +274,8 @@ class Session:
         except ProtocolError as error:
             return self._refuse(each, error)
         each.state = RequestState.ENCODING
-        return [EncodePrompt(each.response_id, prompt)]
+        grammar = None if each.form is None else each.form.grammar
+        return [EncodePrompt(each.response_id, prompt, grammar)]
 
     def _prompt(self, each: OpenRequest) -> Prompt:
         """The whole conversation. Raises ProtocolError when the previous response is unknown."""

@@ -163,6 +163,7 @@ class SessionShell(ABC):
                 encode,
                 effect.prompt,
                 self._target_codec,
+                effect.grammar,
                 abandon_on_cancel=True,
                 limiter=self._encode_limiter,
             )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.core.events import CommittedToken, FinishEvent, SpeculationSummary, Usage
+    from paceline.core.request import Grammar
 
 MAX_STOP_STRINGS: Final = 16
 _CODES: Final[tuple[tuple[type[PacelineError], ErrorCode], ...]] = (
@@ -111,6 +112,7 @@ def request_of(
     eos_token_ids: frozenset[int],
     speculation_key: str,
     prompt_stop: tuple[str, ...] = (),
+    grammar: Grammar | None = None,
 ) -> Request:
     """eos_token_ids, prompt_stop: ends that come from the model and from the prompt's form; of the
     latter as many are used as there is room for beside the request's own.
@@ -131,6 +133,7 @@ def request_of(
         num_speculative_tokens=options.num_speculative_tokens,
         drafter=DrafterKind(options.drafter or "auto"),
         speculation_key=speculation_key,
+        grammar=grammar,
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import openai
+import pydantic
 import pytest
 
+from paceline.core.request import Grammar, GrammarKind
 from tests.server.serving import serving
 
 if TYPE_CHECKING:
@@ -150,6 +152,54 @@ class TestChat:
             for each in choice.logprobs.content or ()
         ]
         assert "".join(tokens) == answer.choices[0].message.content
+
+    async def test_structured_output_reaches_the_engine(
+        self, client: openai.AsyncOpenAI, server: Server
+    ) -> None:
+        await client.chat.completions.create(
+            model="fake-model",
+            messages=MESSAGES,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "integer"}, "strict": True},
+            },
+        )
+        await client.chat.completions.create(
+            model="fake-model", messages=MESSAGES, response_format={"type": "json_object"}
+        )
+        await client.chat.completions.create(
+            model="fake-model", messages=MESSAGES, response_format={"type": "text"}
+        )
+        await client.chat.completions.create(
+            model="fake-model", messages=MESSAGES, extra_body={"guided_choice": ["yes", "no"]}
+        )
+        grammars = [request.grammar for request in server.engine.submitted]
+        assert grammars == [
+            Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer"}'),
+            Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}'),
+            None,
+            Grammar(GrammarKind.LARK, 'start: "yes" | "no"'),
+        ]
+
+    async def test_a_parsed_answer(self) -> None:
+        class City(pydantic.BaseModel):
+            name: str
+            size: int
+
+        answer = '{"name": "Rome", "size": 3}'
+        async with (
+            serving(lambda _: [answer]) as server,
+            openai.AsyncOpenAI(base_url=f"{server.http_url}/v1", api_key="x") as client,
+        ):
+            chat = await client.chat.completions.parse(
+                model="fake-model", messages=MESSAGES, response_format=City
+            )
+            assert chat.choices[0].message.parsed == City(name="Rome", size=3)
+            response = await client.responses.parse(
+                model="fake-model", input="Rome?", text_format=City
+            )
+            assert response.output_parsed == City(name="Rome", size=3)
+            assert all(request.grammar is not None for request in server.engine.submitted)
 
     async def test_a_cut_answer_says_length(self, client: openai.AsyncOpenAI) -> None:
         answer = await client.chat.completions.create(

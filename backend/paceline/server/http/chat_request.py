@@ -35,6 +35,7 @@ UNSERVED = {
 OUR_NAMES = {
     "input": "messages",
     "max_output_tokens": "max_tokens",
+    "text.format.schema": "response_format.json_schema.schema",
     "text.format": "response_format",
     "top_logprobs": "top_logprobs",
 }

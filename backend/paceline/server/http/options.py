@@ -14,7 +14,22 @@ from msgspec import Meta
 
 from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.items import NonNegativeInt
-from paceline_protocol.requests import PacelineOptions, Penalty, Temperature, TopP
+from paceline_protocol.requests import (
+    GrammarOptions,
+    PacelineOptions,
+    Penalty,
+    Temperature,
+    TopP,
+)
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """vLLM's name for `paceline.grammar`. json: a schema or its text. grammar: Lark."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,6 +53,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     min_tokens: NonNegativeInt | None = None
     stop_token_ids: list[NonNegativeInt] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     paceline: PacelineOptions | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
@@ -66,6 +86,7 @@ def options_of(body: SamplingFields, **more: Any) -> PacelineOptions:
         "repetition_penalty": body.repetition_penalty,
         "min_tokens": body.min_tokens,
         "stop_token_ids": body.stop_token_ids,
+        "grammar": _grammar(body)[0],
     } | more
     said = {name: value for name, value in given.items() if value is not None}
     return msgspec.structs.replace(body.paceline or PacelineOptions(), **said)
@@ -74,11 +95,47 @@ def options_of(body: SamplingFields, **more: Any) -> PacelineOptions:
 def names_of(body: SamplingFields) -> dict[str, str]:
     """Paths of our own message that stand on the top level of this body."""
     fields = (field.name for field in msgspec.structs.fields(SamplingFields))
-    return {
+    names = {
         f"paceline.{name}": name
         for name in fields
         if hasattr(PacelineOptions, name) and getattr(body, name) is not None
     }
+    return names | _grammar(body)[1]
+
+
+def _grammar(body: SamplingFields) -> tuple[GrammarOptions | None, dict[str, str]]:
+    """The grammar under its other names, and where its parts stand in the body. Raises
+    ProtocolError."""
+    outputs = body.structured_outputs or StructuredOutputs()
+    given = {
+        "json_schema": (outputs.json, "structured_outputs.json"),
+        "regex": (outputs.regex, "structured_outputs.regex"),
+        "choice": (outputs.choice, "structured_outputs.choice"),
+        "lark": (outputs.grammar, "structured_outputs.grammar"),
+    }
+    guided = {
+        "json_schema": (body.guided_json, "guided_json"),
+        "regex": (body.guided_regex, "guided_regex"),
+        "choice": (body.guided_choice, "guided_choice"),
+        "lark": (body.guided_grammar, "guided_grammar"),
+    }
+    said = {name: each for name, each in given.items() if each[0] is not None}
+    said |= {name: each for name, each in guided.items() if each[0] is not None}
+    if not said:
+        return None, {}
+    names = {f"paceline.grammar.{name}": path for name, (_, path) in said.items()}
+    names["paceline.grammar"] = next(iter(names.values())).partition(".")[0]
+    values: dict[str, Any] = {name: value for name, (value, _) in said.items()}
+    schema = values.get("json_schema")
+    if isinstance(schema, str):
+        try:
+            values["json_schema"] = msgspec.json.decode(schema, type=dict[str, Any] | bool)
+        except (msgspec.DecodeError, RecursionError) as error:
+            path = said["json_schema"][1]
+            raise ProtocolError(
+                ErrorCode.INVALID_VALUE, f"{path} is no JSON schema: {error}", param=path
+            ) from None
+    return GrammarOptions(**values), names
 
 
 def seeded(options: PacelineOptions, choice: int) -> PacelineOptions:
