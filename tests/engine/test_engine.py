@@ -209,6 +209,20 @@ def test_an_error_in_a_step_fails_what_ran_and_the_engine_goes_on() -> None:
     assert engine._scheduler.cache.pool.num_referenced == 0
 
 
+def test_a_request_that_cannot_begin_ends_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = counting_engine()
+
+    def no_text(prompt_ids: tuple[int, ...]) -> IdText:
+        if prompt_ids[0] == 9:
+            raise ValueError("no text stream for this")
+        return IdText()
+
+    monkeypatch.setattr(engine, "_text_stream", no_text)
+    outputs = run(engine, Request("bad", (9,), 3, GREEDY), Request("good", (0,), 3, GREEDY))
+    assert outputs.finished["bad"].error == "ValueError: no text stream for this"
+    assert outputs.tokens["good"] == [1, 2, 3]
+
+
 def test_refusals_hold_both_numbers() -> None:
     engine, _ = counting_engine(num_blocks=10)
     with pytest.raises(ContextLengthError, match=r"100 tokens.*context holds 100"):

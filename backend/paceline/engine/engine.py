@@ -26,10 +26,12 @@ from paceline.core.events import (
     EngineStatus,
     FinishEvent,
     FinishReason,
+    SpeculationSummary,
     StepResult,
     StepTimes,
     TokenEvent,
     TokenSource,
+    Usage,
 )
 from paceline.core.request import Request
 from paceline.engine.commit import Committed, DecidedToken, commit, flush_text, summary, usage
@@ -285,12 +287,12 @@ class Engine:
         """End every open request with an error, those in the inbox too. The last call there is."""
         error = PacelineError(reason)
         now = self._clock()
-        for note in self._inbox:
-            if isinstance(note, Request):
-                self._sequences[note.request_id] = self._make_sequence(note)
-        events = [
+        events: list[EngineEvent] = [
             self._finish_event(sequence, FinishReason.ERROR, now, error)
             for sequence in self._sequences.values()
+        ]
+        events += [
+            _failed_at_birth(note, error) for note in self._inbox if isinstance(note, Request)
         ]
         self._inbox.clear()
         self._sequences.clear()
@@ -310,7 +312,12 @@ class Engine:
                     )
                     self._close(sequence)
                 continue
-            sequence = self._make_sequence(note)
+            try:
+                sequence = self._make_sequence(note)
+            except Exception as error:  # a request that cannot even begin must still end
+                events.append(_failed_at_birth(note, error))
+                del self._arrivals[note.request_id]
+                continue
             self._sequences[note.request_id] = sequence
             self._scheduler.add(sequence)
         return events
@@ -479,3 +486,15 @@ class Engine:
             self._owner = thread
         elif self._owner != thread:
             raise EngineBusyError("a step was asked for by a thread that does not own the engine")
+
+
+def _failed_at_birth(request: Request, error: Exception) -> FinishEvent:
+    """The end of a request that never became a sequence."""
+    return FinishEvent(
+        request_id=request.request_id,
+        reason=FinishReason.ERROR,
+        usage=Usage(len(request.prompt_ids), 0, 0),
+        summary=SpeculationSummary(),
+        error=f"{type(error).__name__}: {error}",
+        error_code=type(error).__name__,
+    )
