@@ -220,6 +220,7 @@ class _Connection:
 
 def _asked(request: m.ResponseCreate | m.CompletionCreate) -> str:
     if isinstance(request, m.CompletionCreate):
+        assert isinstance(request.prompt, str), "the client sends text"
         return request.prompt
     if isinstance(request.input, str):
         return request.input

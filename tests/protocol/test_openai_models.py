@@ -36,7 +36,9 @@ def test_the_official_models_would_miss_a_field(vector: Vector, models: Any) -> 
     """The check above can fail: without its payload, no event is accepted."""
     sent = json.loads(JSON_CODEC.encode(vector.message))
     payload = next(
-        name for name in ("response", "item", "part", "delta", "text", "arguments", "error") if name in sent
+        name
+        for name in ("response", "item", "part", "delta", "text", "arguments", "error")
+        if name in sent
     )
     del sent[payload]
     with pytest.raises(pydantic.ValidationError):
