@@ -182,6 +182,11 @@ class DraftModule(nn.Module):
         return self._embedding
 
     @property
+    def rotary_frequencies(self) -> Tensor:
+        """``[head_dim / 2]`` float32."""
+        return self._frequencies
+
+    @property
     def has_features(self) -> bool:
         """True for a head, False for a decoder."""
         return bool(self.config.feature_layers)

@@ -14,8 +14,10 @@ from torch import nn
 
 from paceline.model.attention import to_device
 from paceline.model.attention_cuda import VarlenPagedAttention, varlen_kernel
-from paceline.model.attention_native import CpuAttention
+from paceline.model.attention_native import CpuAttention, NativePagedAttention
+from paceline.model.fast.draft import NativeDraft, speed_up_draft
 from paceline.model.fast.projection import PackedProjection, can_prepack
+from paceline.model.native import load_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,8 +73,11 @@ class DraftModuleRunner:
         table_bytes = draft.module.borrowed_embedding.numel() * kv_layers[0].dtype.itemsize
         if table_bytes <= _TOKEN_TABLE_BYTES:
             draft.module.fold_tokens()
-        if allow_native:
-            _prepack(draft.module)
+        self._native: NativeDraft | None = None
+        if allow_native and self.device.type == "cpu":
+            self._native = speed_up_draft(draft.module, load_kernels())
+            if self._native is None:
+                _prepack(draft.module)
 
     @torch.inference_mode()
     def keep_features(self, slots: Int64s, features: Tensor) -> None:
@@ -91,12 +96,15 @@ class DraftModuleRunner:
         features = self._features[wanted.clamp_min(0)]
         if bool((slots < 0).any()):
             features[wanted < 0] = 0.0
-        return self._module.condition(features.view(len(slots), len(self.feature_layers), -1))
+        module = self._native or self._module
+        return module.condition(features.view(len(slots), len(self.feature_layers), -1))
 
     @torch.inference_mode()
     def recur(self, hidden: Tensor) -> Tensor:
         """The hidden rows [N, H] before N drafted rows, as their input [N, H]."""
-        return self._module.recur(hidden) if self.feature_layers else torch.zeros_like(hidden)
+        if not self.feature_layers:
+            return torch.zeros_like(hidden)
+        return (self._native or self._module).recur(hidden)
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, before: Tensor) -> Tensor:
@@ -105,18 +113,21 @@ class DraftModuleRunner:
         before: [T, H], from `condition` or `recur`.
         """
         context = self._context(batch)
+        inputs = self._module.embed(to_device(batch.token_ids, self.device)) + before
+        positions = to_device(batch.positions, self.device)
+        if self._native is not None and isinstance(context, NativePagedAttention):
+            return self._native.forward(inputs, positions, context)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return context.attend(layer, query, key, value, self._scale, None)
 
-        inputs = self._module.embed(to_device(batch.token_ids, self.device)) + before
-        hidden: Tensor = self._module(inputs, to_device(batch.positions, self.device), attend)
+        hidden: Tensor = self._module(inputs, positions, attend)
         return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, D] over `output_ids`."""
-        return self._module.logits(hidden)
+        return (self._native or self._module).logits(hidden)
 
     def _context(self, batch: PackedBatch) -> AttentionContext:
         if self._kernel is not None:

@@ -38,7 +38,7 @@ _MOST_TIMES_THE_ORIGINALS_ERROR = 2.0
 _BLOCK_SIZE = 8
 # Blocks of the three sequences of `probe_batches`, out of order so that paging is exercised.
 _TABLES = ((4, 1), (0, 5), (3, 2))
-_NUM_BLOCKS = 6
+NUM_PROBE_BLOCKS = 6
 
 
 def is_as_exact(value: Tensor, original: Tensor, exact: Tensor) -> bool:
@@ -94,7 +94,7 @@ class ScratchMemory:
         if self._attention is None:
             raise RuntimeError("begin() comes before attend()")
         if layer not in self._layers:
-            self._layers[layer] = key.new_zeros(2, _NUM_BLOCKS, _BLOCK_SIZE, *key.shape[1:])
+            self._layers[layer] = key.new_zeros(2, NUM_PROBE_BLOCKS, _BLOCK_SIZE, *key.shape[1:])
         self.calls[layer] = AttentionCall(scale, sliding_window)
         return self._attention.attend(layer, query, key, value, scale, sliding_window)
 
@@ -207,7 +207,7 @@ def check_layer(
     native = native_layer(lean, parts.query.in_features)
     native_memory = None
     if native is not None and operations.kernels is not None:
-        shape = (2, _NUM_BLOCKS, _BLOCK_SIZE, lean.num_kv_heads, lean.head_dim)
+        shape = (2, NUM_PROBE_BLOCKS, _BLOCK_SIZE, lean.num_kv_heads, lean.head_dim)
         layer_memory = {parts.index: parts.key.weight.new_zeros(shape)}
         native_memory = NativeMemory(layer_memory, operations.kernels)
     memories = [ScratchMemory() for _ in range(4)]
