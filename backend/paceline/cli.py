@@ -76,6 +76,13 @@ def serve(
             help="Faster equivalents of a model's parts. [default: on]",
         ),
     ] = None,
+    deterministic: Annotated[
+        bool | None,
+        typer.Option(
+            "--deterministic",
+            help="Answers that do not depend on what else runs; slower.",
+        ),
+    ] = None,
     kv_memory: Annotated[
         str | None, typer.Option(help="Memory for keys and values, like 2GiB.")
     ] = None,

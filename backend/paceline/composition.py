@@ -6,7 +6,7 @@ and configurations, then what the models can do, then whether memory suffices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ from paceline.model.draft_folder import (
 )
 from paceline.model.draft_runner import DraftModuleRunner, feature_bytes_per_token
 from paceline.model.fast import FastPath, speed_up
+from paceline.model.fixed_rows import FixedRowsRunner, slowdown
 from paceline.model.generation_defaults import default_sampling
 from paceline.model.loading import load_model, torch_dtype
 from paceline.model.memory_plan import Footprint, MemoryPlan, plan_memory, render_plan
@@ -59,6 +60,10 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Engine
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("paceline.composition")
+
+
+# Rows of every pass with --deterministic: about as many as a step can have before it takes longer.
+_FIXED_ROWS = {Device.CPU: 16, Device.CUDA: 64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +252,9 @@ def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engi
         case None:
             pass
     return assemble(
-        target=_model_part(models.target, target_model, config, plan, feature_layers),
+        target=_with_fixed_rows(
+            _model_part(models.target, target_model, config, plan, feature_layers), config, plan
+        ),
         draft=draft,
         drafter=config.drafter,
         limits=EngineLimits(
@@ -269,7 +276,7 @@ def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engi
                 target=_weights_path(models.target),
                 draft=None if models.draft is None else _weights_path(models.draft),
                 dtype=config.dtype.value,
-                device=config.device.value,
+                device=config.device.value + ("-deterministic" if config.deterministic else ""),
                 max_sequences=config.max_sequences,
                 fast_path=config.fast_path,
             ),
@@ -304,11 +311,27 @@ def _model_part(
     return ModelPart(runner, description.max_model_len, tensors.scrub)
 
 
+def _with_fixed_rows(part: ModelPart, config: EngineConfig, plan: MemoryPlan) -> ModelPart:
+    """The part with passes of one fixed shape, if the settings want it."""
+    if not config.deterministic:
+        return part
+    num_rows = _FIXED_ROWS[config.device]
+    scratch = plan.num_blocks
+    fixed = FixedRowsRunner(part.runner, num_rows=num_rows, scratch_block=scratch)
+    ratio = slowdown(part.runner, fixed, scratch_block=scratch, block_size=config.block_size)
+    log.info(
+        "deterministic: every pass is a full one", rows=num_rows, step_of_one_row=f"{ratio:.2f}x"
+    )
+    return replace(part, runner=fixed)
+
+
 def _kv_tensors(
     model: ModelDescription | DraftDescription, config: EngineConfig, plan: MemoryPlan
 ) -> KVTensors:
     device = torch.device(config.device.value)
-    return KVTensors(kv_shape(model, config.dtype), plan.num_blocks, config.block_size, device)
+    # Passes of fixed size need a block that no sequence has.
+    num_blocks = plan.num_blocks + config.deterministic
+    return KVTensors(kv_shape(model, config.dtype), num_blocks, config.block_size, device)
 
 
 def _available_bytes(device: Device) -> int:

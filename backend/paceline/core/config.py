@@ -57,6 +57,8 @@ class ServeConfig:
     max_model_len: tokens of prompt and answer together; None takes all that the target's positions
     allow.
     threads: that compute on a CPU; by default all cores, less one for the sockets from four on.
+    deterministic: equal requests get equal answers whatever runs beside them; every step costs as
+    much as a full one then, and `paceline serve` prints how much that is.
     fast_path: replace what is recognised in a model by faster equivalents, proven at load.
     kv_memory: bytes for the K/V of both models, written as a number or like "2GiB".
     max_sequences: sequences computed in one step. token_budget: tokens computed in one step.
@@ -81,6 +83,7 @@ class ServeConfig:
     max_model_len: int | None = None
     threads: int | None = None
     fast_path: bool = True
+    deterministic: bool = False
     kv_memory: int | None = None
     max_sequences: int = 32
     token_budget: int | None = None
@@ -205,6 +208,7 @@ class EngineConfig:
     max_queued: int
     threads: int
     fast_path: bool
+    deterministic: bool = False
 
 
 def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
@@ -266,6 +270,7 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
         max_queued=config.max_queued,
         threads=config.threads or facts.num_cores - (facts.num_cores >= 4),
         fast_path=config.fast_path,
+        deterministic=config.deterministic,
     )
 
 

@@ -51,6 +51,7 @@ class _Group:
     positions: Tensor
     real: Tensor | None
     covers_batch: bool
+    always_masked: bool
     masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
 
 
@@ -62,8 +63,12 @@ class PagedAttention:
         self._layers = layers
         self._block_size = batch.block_size
         self._slots = torch.from_numpy(batch.slots)
-        members = plan_groups(batch.query_lengths.tolist(), batch.context_lengths.tolist())
-        self._groups = [_make_group(batch, rows) for rows in members]
+        if batch.fixed_shapes:
+            by_width = _fixed_groups(batch.context_lengths.tolist())
+            self._groups = [_make_group(batch, rows, width) for width, rows in by_width.items()]
+        else:
+            members = plan_groups(batch.query_lengths.tolist(), batch.context_lengths.tolist())
+            self._groups = [_make_group(batch, rows) for rows in members]
 
     def attend(
         self,
@@ -141,13 +146,24 @@ def _cost(count: int, query: int, context: int) -> float:
     return _CALL_COST + count * context * (_ROW_COST + _PAIR_COST * query)
 
 
-def _make_group(batch: PackedBatch, members: list[int]) -> _Group:
+def _fixed_groups(context_lengths: list[int]) -> dict[int, list[int]]:
+    """Segments by the power of two that their context is padded to, a function of it alone."""
+    groups: dict[int, list[int]] = {}
+    for index, context in enumerate(context_lengths):
+        groups.setdefault(max(64, 1 << (context - 1).bit_length()), []).append(index)
+    return groups
+
+
+def _make_group(batch: PackedBatch, members: list[int], padded_to: int | None = None) -> _Group:
+    """padded_to: how many keys the group gets whatever it needs; None for what it needs."""
     lengths = batch.query_lengths[members].astype(np.int64)
     contexts = batch.context_lengths[members].astype(np.int64)
     starts = (np.cumsum(batch.query_lengths, dtype=np.int64) - batch.query_lengths)[members]
-    longest, context = int(lengths.max()), int(contexts.max())
+    longest, context = int(lengths.max()), padded_to or int(contexts.max())
     width = -(-context // batch.block_size)
     blocks = np.ascontiguousarray(batch.block_tables[members, :width]).astype(np.int64)
+    if blocks.shape[1] < width:
+        blocks = np.pad(blocks, ((0, 0), (0, width - blocks.shape[1])), mode="edge")
     offsets = np.arange(longest)
     is_real = offsets[None, :] < lengths[:, None]
     rows = starts[:, None] + np.minimum(offsets[None, :], lengths[:, None] - 1)
@@ -155,7 +171,7 @@ def _make_group(batch: PackedBatch, members: list[int]) -> _Group:
     all_real = bool(is_real.all())
     in_order = len(members) == len(batch.query_lengths)
     first_block = None
-    if len(members) == 1 and bool((np.diff(blocks[0]) == 1).all()):
+    if padded_to is None and len(members) == 1 and bool((np.diff(blocks[0]) == 1).all()):
         first_block = int(blocks[0, 0])
     return _Group(
         num_segments=len(members),
@@ -167,6 +183,7 @@ def _make_group(batch: PackedBatch, members: list[int]) -> _Group:
         positions=torch.from_numpy(positions),
         real=None if all_real else torch.from_numpy(np.flatnonzero(is_real)),
         covers_batch=all_real and in_order,
+        always_masked=padded_to is not None,
     )
 
 
@@ -186,7 +203,7 @@ def _make_mask(group: _Group, share: int, window: int | None, dtype: torch.dtype
         visible &= keys > positions - window
     # A padded query looks at the first key, so that its softmax has something to sum.
     visible[..., 0] |= group.positions < 0
-    if bool(visible.all()):
+    if bool(visible.all()) and not group.always_masked:
         return None
     mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
     return mask.repeat_interleave(share, dim=1).unsqueeze(1)

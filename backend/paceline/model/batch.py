@@ -38,7 +38,8 @@ class PackedBatch:
     token_ids, positions, slots: int64 [T]; slot = block id * block_size + offset, where the token's
     key and value are written. query_lengths, context_lengths: int32 [B]; tokens computed now, and
     valid K/V rows once they are written. block_tables: int32 [B, widest], padded with 0.
-    logit_rows: int64 [R], indices into the T rows.
+    logit_rows: int64 [R], indices into the T rows. fixed_shapes: a row's result must not depend on
+    the other segments, not even in its last bits; all segments are one row long then.
     """
 
     token_ids: Int64s
@@ -49,6 +50,7 @@ class PackedBatch:
     block_tables: Int32s
     logit_rows: Int64s
     block_size: int
+    fixed_shapes: bool = False
 
     @property
     def num_tokens(self) -> int:
