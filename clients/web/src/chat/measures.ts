@@ -63,6 +63,17 @@ function gainInWords(summary: PacelineSummary, gain: number): string {
   return `${verdict}: ${taken ?? ""} here, ${plain} by plain decoding as the server measured it.`;
 }
 
+/** A gate's reason alone; servers begin it with the gate's state. */
+export function reasonAlone(reason: string): string {
+  return reason.replace(/^(?:on|off|probing): /, "");
+}
+
+/** Why speculation was on or off, in one sentence; null when the server gave no reason. */
+export function whyOf(summary: PacelineSummary): string | null {
+  const reason = reasonAlone(summary.reason);
+  return reason === "" ? null : `Speculation ${summary.gate}: ${reason}`;
+}
+
 export type Source = SourcedToken["source"];
 
 /** In the order of the legend. */

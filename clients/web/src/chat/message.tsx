@@ -7,7 +7,7 @@ import { IconButton } from "../shell/icons";
 import { useServices } from "../shell/services";
 import { focusComposer } from "./composer";
 import { useEachFrame } from "./hooks";
-import { measuresOf } from "./measures";
+import { measuresOf, whyOf } from "./measures";
 import { editing } from "./page";
 import { type MessageRecord, isUnderWay } from "./records";
 import { TokensView } from "./tokens_view";
@@ -162,15 +162,19 @@ function Ending({ message }: { message: MessageRecord }) {
 
 function Measures({ message }: { message: MessageRecord }) {
   if (message.summary === null) return null;
+  const why = whyOf(message.summary);
   return (
-    <dl class="measures" aria-label="How this answer was made">
-      {measuresOf(message.summary, message.numTokens).map((measure) => (
-        <div key={measure.label} title={measure.meaning}>
-          <dt>{measure.label}</dt>
-          <dd>{measure.value}</dd>
-        </div>
-      ))}
-    </dl>
+    <>
+      <dl class="measures" aria-label="How this answer was made">
+        {measuresOf(message.summary, message.numTokens).map((measure) => (
+          <div key={measure.label} title={measure.meaning}>
+            <dt>{measure.label}</dt>
+            <dd>{measure.value}</dd>
+          </div>
+        ))}
+      </dl>
+      {why !== null && <p class="why">{why}</p>}
+    </>
   );
 }
 

@@ -1,4 +1,5 @@
 /** The server as a whole: numbers of this moment, and charts. */
+import { reasonAlone } from "../chat/measures";
 import type { TelemetrySample } from "../protocol.generated";
 import { Chart, type Series } from "./chart";
 import { kindOfReason, quantile } from "./changes";
@@ -14,9 +15,6 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
   const { server } = sample;
   const active = sample.sessions.filter((session) => session.active);
   const rates = active.flatMap((each) => (each.acceptance === null ? [] : [each.acceptance]));
-  const speed =
-    server?.tokens_per_second ??
-    active.reduce((total, each) => total + (each.tokens_per_second ?? 0), 0);
   const drafted = active.flatMap((each) => {
     const gamma = recorder.sessions.get(`${each.session_id}/${each.lane ?? ""}`)?.gamma;
     return gamma == null ? [] : [gamma];
@@ -30,8 +28,8 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
         value={whole(server?.num_running ?? active.length)}
         more={server === null ? undefined : `${server.num_waiting} in the queue`}
       />
-      <Tile label="Tokens per second" value={one(speed)} />
-      <Tile label="Acceptance, median" value={or(quantile(rates, 0.5), share)} />
+      <Tile label="Tokens per second" value={one(recorder.tokensPerSecond)} />
+      <Tile label="Median acceptance" value={or(quantile(rates, 0.5), share)} />
       <Tile label="Drafted per step" value={or(gamma, one)} />
       {server !== null && (
         <>
@@ -54,7 +52,7 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
                       server.num_blocks,
                   )
             }
-            more={`of ${whole(server.num_blocks)}, ${whole(server.num_cached_blocks)} cached`}
+            more={`${whole(server.num_cached_blocks)} cached`}
           />
         </>
       )}
@@ -174,7 +172,7 @@ export function Reasons({ sample }: { sample: TelemetrySample }) {
       {most.map(({ gate, reason, count }) => (
         <li key={reason}>
           <b>{count}</b> <span class="gate" data-gate={gate}>{gate}</span>
-          <span>{count > 1 ? `such as: ${reason}` : reason}</span>
+          <span>{count > 1 ? `such as: ${reasonAlone(reason)}` : reasonAlone(reason)}</span>
         </li>
       ))}
     </ul>

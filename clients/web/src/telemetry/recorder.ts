@@ -14,6 +14,8 @@ const CAPACITY = (LONGEST_WINDOW_S * 1000) / INTERVAL_MS;
 /** Sessions that are gone are forgotten first, then those that were quiet longest. */
 const MAX_SESSIONS = 512;
 const LANE = "telemetry";
+/** Samples over which the throughput is averaged: a step may take longer than an interval. */
+const NUM_AVERAGED = 4;
 
 export const SERVER_COLUMNS = [
   "tokens_per_second",
@@ -73,6 +75,9 @@ export class Recorder {
   readonly problem = signal<string | null>(null);
   readonly server = new Ring(SERVER_COLUMNS, CAPACITY);
   readonly sessions = new Map<string, SessionHistory>();
+  /** Of the last two seconds. */
+  tokensPerSecond = 0;
+  private readonly speeds: number[] = [];
   private numWatchers = 0;
 
   constructor(private readonly connection: Connection) {
@@ -130,11 +135,17 @@ export class Recorder {
     const gates = (gate: string): number => active.filter((each) => each.gate === gate).length;
     const sum = (name: "draft_ms" | "verify_ms" | "sample_ms" | "other_ms"): number =>
       active.reduce((total, each) => total + each[name], 0);
-    const speed = active.reduce((total, each) => total + (each.tokens_per_second ?? 0), 0);
+    this.speeds.push(
+      server === null
+        ? active.reduce((total, each) => total + (each.tokens_per_second ?? 0), 0)
+        : (server.tokens_per_second ?? 0),
+    );
+    if (this.speeds.length > NUM_AVERAGED) this.speeds.shift();
+    this.tokensPerSecond = this.speeds.reduce((sum, each) => sum + each) / this.speeds.length;
     const isBusy = server === null ? active.length > 0 : server.num_running > 0;
     const whenBusy = (value: number | null): number | null => (isBusy ? value : null);
     this.server.push(sample.time, [
-      server === null ? speed : (server.tokens_per_second ?? 0),
+      this.tokensPerSecond,
       whenBusy(server?.draft_ms ?? sum("draft_ms")),
       whenBusy(server?.verify_ms ?? sum("verify_ms")),
       whenBusy(server?.sample_ms ?? sum("sample_ms")),

@@ -1,5 +1,6 @@
 /** One session: why its gate is where it is, its past, and how deep its drafts reach. */
 import { useEffect, useRef } from "preact/hooks";
+import { reasonAlone } from "../chat/measures";
 import { IconButton } from "../shell/icons";
 import { Chart, type Series } from "./chart";
 import { ms, nameOf, one, or, share, two } from "./format";
@@ -43,7 +44,7 @@ export function SessionDetail(props: {
         <span class="gate" data-gate={session.gate}>
           {session.gate}
         </span>{" "}
-        {session.reason}
+        {reasonAlone(session.reason)}
       </p>
       <dl class="facts">
         <Fact label="State" value={session.active ? "answering" : "idle"} />
@@ -106,7 +107,7 @@ export function SessionDetail(props: {
               <span class="gate" data-gate={change.gate}>
                 {change.gate}
               </span>
-              <span>{change.reason}</span>
+              <span>{reasonAlone(change.reason)}</span>
             </li>
           ))}
         </ol>

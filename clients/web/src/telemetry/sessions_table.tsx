@@ -4,6 +4,7 @@
  */
 import { memo } from "preact/compat";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { reasonAlone } from "../chat/measures";
 import type { SessionTelemetry } from "../protocol.generated";
 import { ms, nameOf, one, or, share, two } from "./format";
 import { keyOf, type Recorder } from "./recorder";
@@ -169,7 +170,7 @@ const SessionRow = memo(
           <span class="gate" data-gate={session.gate}>
             {session.gate}
           </span>
-          <span class="reason">{session.reason}</span>
+          <span class="reason">{reasonAlone(session.reason)}</span>
         </td>
         <td class="number">
           <svg class="share" viewBox="0 0 52 8" aria-hidden="true">
