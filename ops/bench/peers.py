@@ -186,7 +186,7 @@ def main() -> None:
     peers: list[Peer] = []
     times: defaultdict[tuple[str, int, int], list[dict[str, float]]] = defaultdict(list)
     try:
-        peers.extend(_servers(arguments, longest))
+        _start_servers(arguments, longest, peers)
         peers.append(TransformersPeer())
         for peer in peers:  # first requests build caches and graphs
             peer.answer(_prompts(1, 100, seed=-1), 8)
@@ -239,26 +239,25 @@ def _prompts(sessions: int, context: int, *, seed: int) -> list[list[int]]:
     return [source.choices(VOCABULARY, k=context) for _ in range(sessions)]
 
 
-def _servers(arguments: argparse.Namespace, longest: int) -> list[Peer]:
+def _start_servers(arguments: argparse.Namespace, longest: int, peers: list[Peer]) -> None:
+    """Appends each to `peers` as soon as it runs, so that it is stopped whatever comes next."""
     threads = str(usable_cores())
     slots = max(arguments.sessions)
     room = min(slots * longest, arguments.most_tokens + slots * (arguments.tokens + 64))
     target = str(ensure_default_target())
-    made: list[Peer] = []
     command = [str(Path(sys.executable).with_name("paceline")), "serve", "--drafter", "none"]
     command += ["--host", "127.0.0.1", "--port", "{port}", "--max-sequences", str(slots)]
-    made.append(ServerPeer("paceline", command, {}))
+    peers.append(ServerPeer("paceline", command, {}))
     if arguments.llama_server:
         command = [str(arguments.llama_server), "-m", str(arguments.gguf), "-t", threads]
         command += ["-c", str(room), "-np", str(slots), "--kv-unified", "--no-webui"]
         command += ["--host", "127.0.0.1", "--port", "{port}"]
-        made.append(ServerPeer("llama-server", command, {}))
+        peers.append(ServerPeer("llama-server", command, {}))
     if arguments.vllm:
         command = [str(arguments.vllm), "serve", target, "--dtype", "bfloat16"]
         command += ["--max-model-len", str(longest), "--max-num-seqs", str(slots)]
         command += ["--host", "127.0.0.1", "--port", "{port}"]
-        made.append(ServerPeer("vllm", command, {"VLLM_CPU_KVCACHE_SPACE": "4"}))
-    return made
+        peers.append(ServerPeer("vllm", command, {"VLLM_CPU_KVCACHE_SPACE": "4"}))
 
 
 def _free_port() -> int:

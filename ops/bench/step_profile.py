@@ -240,12 +240,13 @@ def _parts_of_decoder(
     decoder._native = []
     decoder._layers = tuple(_taken_apart(layer, clock) for layer in served[1])
     decoder._head = clock.around("output head", served[2])
-    decoder.rotation = clock.around("rotary table", decoder.rotation)  # type: ignore[method-assign]
+    rotary = decoder._rotary
+    rotary.rotation = clock.around("rotary table", rotary.rotation)  # type: ignore[method-assign]
     try:
         _run(runner, batch, rounds, clock)
     finally:
         decoder._native, decoder._layers, decoder._head = served
-        del decoder.rotation
+        del rotary.rotation
     table = clock.table(rounds, whole)
     pieces = sum(ms for part, ms in table.items() if part not in ("whole", "everything else"))
     # Taken apart, the pieces pay for calls that the one call of a layer saves.

@@ -72,7 +72,7 @@ class NativeDraft:
         rows = inputs.contiguous().clone()
         angles = positions.to(torch.float32)[:, None] * self._frequencies
         angles = torch.cat((angles, angles), dim=-1)
-        rotation = Rotation.of(angles.cos().to(rows.dtype), angles.sin().to(rows.dtype))
+        rotation = Rotation(angles.cos().to(rows.dtype), angles.sin().to(rows.dtype))
         scratch = rows.new_empty(len(rows) * self._layers[0].scratch_width)
         for layer in self._layers:
             layer.forward_(rows, rotation, context, scratch)

@@ -218,11 +218,11 @@ def check_layer(
         original = _run(parts.layer, rows, arguments, memories[0], seen.batch)
         wide = arguments | {"position_embeddings": (cos.float(), sin.float())}
         exact = _run(exact_layer, rows.float(), wide, memories[1], seen.batch)
-        rotation = Rotation.of(cos[0].float(), sin[0].float())
+        rotation = Rotation(cos[0].float().contiguous(), sin[0].float().contiguous())
         same = formula.forward(rows[0].float(), rotation, memories[2].begin(seen.batch))[None]
         if not bool((same - exact).norm() <= exact.norm() * _FLOAT32_TOLERANCE):
             raise NotRecognisedError(f"layer {parts.index} computes something else")
-        rotation = Rotation.of(cos[0], sin[0])
+        rotation = Rotation(cos[0].contiguous(), sin[0].contiguous())
         value = lean.forward(rows[0], rotation, memories[3].begin(seen.batch))[None]
         values = [value]
         if native is not None and native_memory is not None:

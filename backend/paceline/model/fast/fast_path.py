@@ -8,6 +8,7 @@ is let go as soon as its packed copy exists, so memory holds the model once.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,10 @@ def speed_up(model: PreTrainedModel) -> FastPath:
     for part, has_rotation in zip(parts.layers, rotations, strict=True):
         layers.append(make_layer(part, calls[part.index], operations, has_rotation=has_rotation))
         _let_go(part.layer)
-    decoder = make_decoder(parts, layers, operations)
+    positions = (
+        getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    )
+    decoder = make_decoder(parts, layers, operations, positions)
     is_tied = parts.head.weight is parts.embedding.weight
     if not is_tied:
         _let_go(parts.head)

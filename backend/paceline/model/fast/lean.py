@@ -20,6 +20,7 @@ from paceline.model.fast.operations import (
     NativeOperations,
     NormWeight,
     Operations,
+    RotaryTable,
     Rotation,
     TorchOperations,
     plain_activation,
@@ -95,14 +96,14 @@ class LeanDecoder:
     def __init__(
         self,
         embedding: Tensor,
-        rotary: nn.Module,
+        rotary: RotaryTable,
         layers: Sequence[LeanLayer],
         norm: NormWeight,
         head: Projection,
         vocabulary_rows: int,
         operations: Operations,
     ) -> None:
-        """embedding: [ids, hidden]. rotary: transformers' own module, called once a step."""
+        """embedding: [ids, hidden]."""
         self._embedding = embedding
         self._rotary = rotary
         self._layers = tuple(layers)
@@ -133,7 +134,7 @@ class LeanDecoder:
             logits [R, V], and features [T, F] side by side in the order asked for, or None.
         """
         rows = F.embedding(token_ids, self._embedding)
-        rotation = self.rotation(rows, positions)
+        rotation = self._rotary.rotation(positions)
         features: dict[int, Tensor] = {}
         if self._native and isinstance(context, NativePagedAttention):
             scratch = rows.new_empty(len(rows) * self._native[0].scratch_width)
@@ -156,11 +157,6 @@ class LeanDecoder:
         if not feature_layers:
             return logits, None
         return logits, torch.cat([features[index] for index in feature_layers], dim=-1)
-
-    def rotation(self, rows: Tensor, positions: Tensor) -> Rotation:
-        """The step's rotary embedding."""
-        cos, sin = self._rotary(rows[None], positions[None])
-        return Rotation.of(cos[0], sin[0])
 
 
 def make_norm(module: nn.Module, *, offset: float = 0.0) -> NormWeight:
@@ -202,12 +198,13 @@ def make_layer(
 
 
 def make_decoder(
-    parts: DecoderParts, layers: Sequence[LeanLayer], operations: Operations
+    parts: DecoderParts, layers: Sequence[LeanLayer], operations: Operations, num_positions: int
 ) -> LeanDecoder:
-    """Packs the head too; `layers` are made already."""
+    """Packs the head too; `layers` are made already. num_positions: that the model can compute."""
+    embedding = parts.embedding.weight.detach()
     return LeanDecoder(
-        embedding=parts.embedding.weight.detach(),
-        rotary=parts.rotary,
+        embedding=embedding,
+        rotary=RotaryTable(parts.rotary, num_positions, embedding),
         layers=layers,
         norm=make_norm(parts.norm),
         head=_merge(operations, parts.head),

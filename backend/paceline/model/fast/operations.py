@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from paceline.model.native import Kernels
 
 
+# Kinds whose frequencies do not depend on how long a sequence is.
+_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
+_MOST_TABLE_POSITIONS = 1 << 16
+
+
 @dataclass(frozen=True, slots=True)
 class NormWeight:
     """An RMSNorm over the last dimension. weight: float32 [H], or [heads, D] for single heads."""
@@ -24,24 +29,50 @@ class NormWeight:
     epsilon: float
 
 
-@dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding of a step's rows, in the two halves' layout.
+    """Rotary embedding of a step's rows, in two halves. cos, sin: [T, D], contiguous."""
 
-    cos, sin: [T, D]. turning_sin: sin with its first half negated, so that rotating is a roll.
+    __slots__ = ("_turning_sin", "cos", "sin")
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        self.cos = cos
+        self.sin = sin
+        self._turning_sin: Tensor | None = None
+
+    @property
+    def turning_sin(self) -> Tensor:
+        """sin with its first half negated, so that rotating is a roll; made once a step."""
+        if self._turning_sin is None:
+            half = self.sin.shape[-1] // 2
+            self._turning_sin = torch.cat((-self.sin[:, :half], self.sin[:, half:]), dim=-1)
+        return self._turning_sin
+
+
+class RotaryTable:
+    """Rotary embedding by position: transformers' own module, asked once for all positions where
+    they are few and never change, else at every step.
+
+    module: takes rows [1, T, H] and positions [1, T], gives cos and sin [1, T, D].
     """
 
-    cos: Tensor
-    sin: Tensor
-    turning_sin: Tensor
+    def __init__(self, module: nn.Module, num_positions: int, like: Tensor) -> None:
+        """like: of the dtype and on the device of the rows."""
+        self._module = module
+        self._like = like.new_empty(1, 1, 1)
+        self._table: tuple[Tensor, Tensor] | None = None
+        is_fixed = getattr(module, "rope_type", None) in _FIXED_ROTATIONS
+        if is_fixed and num_positions <= _MOST_TABLE_POSITIONS:
+            self._table = self._ask(torch.arange(num_positions, device=like.device))
 
-    @classmethod
-    def of(cls, cos: Tensor, sin: Tensor) -> Rotation:
-        """cos, sin: [T, D], as transformers' rotary modules make them."""
-        half = sin.shape[-1] // 2
-        return cls(
-            cos.contiguous(), sin.contiguous(), torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
-        )
+    def rotation(self, positions: Tensor) -> Rotation:
+        """positions: int64 [T]."""
+        if self._table is None:
+            return Rotation(*self._ask(positions))
+        return Rotation(*(side.index_select(0, positions) for side in self._table))
+
+    def _ask(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self._module(self._like, positions[None])
+        return cos[0].contiguous(), sin[0].contiguous()
 
 
 class Operations(Protocol):
