@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.core.cost import CostTable
     from paceline.core.limits import EngineLimits
-    from paceline.engine.drafters.interface import Drafter
+    from paceline.engine.drafters.interface import Drafter, DraftModel
     from paceline.engine.policy import SpeculationPolicy
     from paceline.engine.runner import Runner
     from paceline.engine.sequence import TextStream
@@ -119,24 +119,24 @@ def assemble(
     )
 
 
-def drafters_of(drafter: Drafter) -> tuple[NgramDrafter | None, Drafter | None]:
+def drafters_of(drafter: Drafter) -> tuple[NgramDrafter | None, DraftModel | None]:
     """The n-gram drafter and the one with a model that a drafter is or holds."""
     match drafter:
         case AutoDrafter():
             return drafter.ngram, drafter.model
         case NgramDrafter():
             return drafter, None
-        case NullDrafter():
-            return None, None
-        case _:
+        case ModelDrafter() | HeadDrafter():
             return None, drafter
+        case _:
+            return None, None
 
 
 def make_drafter(
     kind: DrafterKind, draft: ModelPart | HeadPart | None, limits: EngineLimits
 ) -> Drafter:
     """The drafter for the server's choice; a request may narrow it further."""
-    model: Drafter | None = None
+    model: DraftModel | None = None
     if isinstance(draft, HeadPart):
         model = HeadDrafter(
             draft.runner,

@@ -136,6 +136,11 @@ class CopySource(Protocol):
 class ModelSource(Protocol):
     """What the policy needs of a draft model's drafter."""
 
+    @property
+    def keeps_accepted_rows(self) -> bool:
+        """Whether rows computed for drafted tokens stay when those are accepted."""
+        ...
+
     def max_tokens(self, sequence: Sequence) -> int:
         """The deepest draft it can make now."""
         ...
@@ -303,7 +308,7 @@ class AdaptivePolicy:
                 controller.observe_model_round(
                     session, bucket, outcome.survival, outcome.num_passed, outcome.num_examined
                 )
-            elif outcome.draft_probs:
+            elif choice.num_scored and sequence.num_draft_lag <= outcome.num_committed:
                 accept_probs = self._accept_probs(outcome)
                 controller.observe_probe(session, bucket, accept_probs, base, num_decoding)
         if self._ngram is not None and outcome.num_committed:
@@ -382,7 +387,9 @@ class AdaptivePolicy:
             return
         computed = sequence.num_draft_computed - cursor
         drafts = outcome.num_drafted if sequence.drafter_name != "ngram" else 0
-        known = computed - min(outcome.num_accepted, max(0, drafts - 1))
+        if self._model.keeps_accepted_rows:
+            computed -= min(outcome.num_accepted, max(0, drafts - 1))
+        known = computed
         if known <= 0:
             return
         passes[0] += known

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.engine.drafters.interface import Drafter
+    from paceline.engine.drafters.interface import DraftModel
     from paceline.engine.drafters.ngram import NgramDrafter
     from paceline.engine.plan import Outcome, PlanEntry
     from paceline.engine.sequence import Sequence
@@ -27,7 +27,7 @@ class AutoDrafter:
     nothing and lags; it catches up, chunk by chunk, when it is needed again.
     """
 
-    def __init__(self, ngram: NgramDrafter, model: Drafter) -> None:
+    def __init__(self, ngram: NgramDrafter, model: DraftModel) -> None:
         self.ngram = ngram
         self.model = model
 

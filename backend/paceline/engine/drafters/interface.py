@@ -73,3 +73,12 @@ class Drafter(Protocol):
     def release(self, sequence: Sequence) -> None:
         """The sequence loses its blocks: it ended or was preempted."""
         ...
+
+
+class DraftModel(Drafter, Protocol):
+    """A drafter that runs a model of its own."""
+
+    @property
+    def keeps_accepted_rows(self) -> bool:
+        """Whether rows computed for drafted tokens stay when those are accepted."""
+        ...
