@@ -53,6 +53,7 @@ class Editor:
     def __init__(self, speculation: str) -> None:
         self.speculation = speculation
         self._client = LanguageClient("bench", "1")
+        self._client.feature("paceline/didChangeStatus")(lambda status: None)
         self._number = 0
 
     async def start(self, url: str, max_tokens: int) -> None:

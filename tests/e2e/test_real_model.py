@@ -117,6 +117,20 @@ async def test_a_stop_string_ends_the_answer_before_it(real_server: str) -> None
         assert text_of(events) == "The capital "
 
 
+async def test_a_gap_ends_where_the_text_behind_it_begins(real_server: str) -> None:
+    """SmolLM2 has no tokens for filling in, so it is the suffix that stops it."""
+    fields = {"temperature": 0, "max_output_tokens": 48}
+    prompt = "line one\nline two\nline three\nline four\n"
+    async with _connect(real_server) as client:
+        texts = []
+        for suffix in ({}, {"suffix": "line seven\nline eight\n"}):
+            message = {"type": "completion.create", "prompt": prompt} | suffix | fields
+            await client.send(json.dumps(message))
+            texts.append(text_of(await receive_response(client)))
+    assert "line seven" in texts[0]
+    assert texts[1] == texts[0].partition("line seven")[0]
+
+
 async def test_every_way_of_speculating_gives_the_greedy_text(real_server: str) -> None:
     prompt = "Repeat exactly: red green blue red green blue red green blue"
     async with _connect(real_server) as client:
