@@ -1,5 +1,5 @@
 // Generated from protocol/asyncapi.json by scripts/generate-protocol.mjs; do not edit.
-// sha256 of the document: bd7731b0f5976788eb555d69c5726a530816c0895d919fc5fe4eac7d3a049e72
+// sha256 of the document: 13580cb3c3253147d6e49c3e694e8215920d2b02d4a17839a6ed6a082cd0bf66
 export const PROTOCOL_VERSION = "1.0.0";
 
 /**
@@ -17,7 +17,7 @@ export interface CompletionCreate {
   paceline?: PacelineOptions | null;
 }
 /**
- * What the OpenAI schema has no place for. null means the server's default. top_k: 0 keeps all tokens. logit_bias: from token id to what is added to its logit. speculation: `auto` lets the server's gates decide, with `num_speculative_tokens` as an upper bound; `on` drafts exactly that many; `off` is plain decoding. include: `tokens` adds to each text delta the tokens behind it and where each came from.
+ * What the OpenAI schema has no place for. null means the server's default. top_k: 0 keeps all tokens. logit_bias: from token id to what is added to its logit. speculation: `auto` lets the server's gates decide, with `num_speculative_tokens` as an upper bound; `on` drafts exactly that many; `off` is plain decoding. include: `tokens` adds to each text delta the tokens behind it and where each came from. grammar: bounds the answer's text; `text.format` does the same for JSON in the OpenAI vocabulary. tool_format: how the model writes tool calls, where the server's reading of the chat template is wrong.
  */
 export interface PacelineOptions {
   seed?: number | null;
@@ -37,6 +37,17 @@ export interface PacelineOptions {
   num_speculative_tokens?: number | null;
   drafter?: ("auto" | "model" | "ngram" | "none") | null;
   include?: "tokens"[] | null;
+  grammar?: GrammarOptions | null;
+  tool_format?: ("generic" | "granite" | "hermes" | "llama" | "mistral") | null;
+}
+/**
+ * What the whole answer must look like; exactly one field is set. regex: a regular expression (Rust's syntax, matched as a whole). choice: one of these texts. lark: a grammar in Lark's EBNF, from its rule `start`. json_schema: JSON that fits this schema.
+ */
+export interface GrammarOptions {
+  regex?: string | null;
+  choice?: string[] | null;
+  lark?: string | null;
+  json_schema?: {} | boolean | null;
 }
 export interface ContentPartAdded {
   type: "response.content_part.added";
