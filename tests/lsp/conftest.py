@@ -12,6 +12,6 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def _quiet_logs() -> None:
     configure_logging("error", io.StringIO())

@@ -141,7 +141,7 @@ class Editor:
         assert isinstance(text, str)
         return text
 
-    async def answer(self, future: Future[Any]) -> list[types.InlineCompletionItem]:
+    async def answer(self, future: Future[Any]) -> list[Any]:
         result = await asyncio.wrap_future(future)
         return list(result.items)
 

@@ -247,6 +247,45 @@ async def test_an_entry_of_the_completion_list() -> None:
         assert item.text_edit.new_text == "print(x)\n    return x"
 
 
+async def test_both_kinds_asked_for_at_one_place_are_one_request() -> None:
+    async with (
+        serving(_saying("abc")) as server,
+        editing(server.http_url, "x|", completionItems="always") as editor,
+    ):
+        server.engine.pause()
+        inline = editor.ask(automatic=True)
+        listed = editor.client.protocol.send_request(
+            types.TEXT_DOCUMENT_COMPLETION,
+            types.CompletionParams(types.TextDocumentIdentifier(URI), editor.position()),
+        )
+        await _until_submitted(server, 1)
+        server.engine.resume()
+        assert [item.insert_text for item in await editor.answer(inline)] == ["abc"]
+        assert [item.filter_text for item in await editor.answer(listed)] == ["xabc"]
+        assert len(server.engine.submitted) == 1
+
+
+async def test_one_of_both_kinds_can_be_cancelled() -> None:
+    async with (
+        serving(_saying("abc")) as server,
+        editing(server.http_url, "x|", completionItems="always", debounceMs=0) as editor,
+    ):
+        server.engine.pause()
+        inline = editor.ask(automatic=True)
+        await _until_submitted(server, 1)
+        listed = editor.client.protocol.send_request(
+            types.TEXT_DOCUMENT_COMPLETION,
+            types.CompletionParams(types.TextDocumentIdentifier(URI), editor.position()),
+        )
+        editor.cancel(inline)
+        await _until_submitted(server, 2)
+        server.engine.resume()
+        assert [item.filter_text for item in await editor.answer(listed)] == ["xabc"]
+        assert server.engine.submitted[0].request_id in server.engine.pending_cancels or (
+            server.engine.finished[0].reason is FinishReason.CANCELLED
+        )
+
+
 async def test_what_becomes_of_a_completion_is_counted() -> None:
     async with serving(_saying("😀 abc")) as server, editing(server.http_url, "x|") as editor:
         (item,) = await editor.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from paceline_lsp.type_ahead import TypeAhead
 from paceline_protocol.messages import OutputTextDelta, PacelineOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from paceline_lsp.link import ServerLink
     from paceline_lsp.settings import Settings
@@ -56,29 +57,30 @@ class Completer:
         is_automatic: asked for by typing, not by a key; waits for a pause.
         """
         turn = self._turns.setdefault(uri, _Turn())
-        if turn.scope is not None:
-            turn.scope.cancel()
+        # Editors that show both kinds of completions ask for both at every key.
+        shares = is_automatic and turn.is_taken and turn.surroundings == surroundings
+        if not shares:
+            turn.end()
         ahead = self._ahead.rest(uri, surroundings)
         if ahead is not None:
             return ahead
-        with anyio.CancelScope() as scope:
-            turn.scope = scope
-            try:
-                async with turn.lock:
-                    if is_automatic and self.settings.debounce_ms:
-                        await anyio.sleep(self.settings.debounce_ms / 1000)
-                    return await self._ask(uri, surroundings)
-            finally:
-                if turn.scope is scope:
-                    turn.scope = None
+        with anyio.CancelScope() as scope, turn.taken(scope, surroundings):
+            async with turn.lock:
+                if shares and turn.was_answered:
+                    return self._ahead.rest(uri, surroundings)
+                if is_automatic and self.settings.debounce_ms:
+                    await anyio.sleep(self.settings.debounce_ms / 1000)
+                offered = await self._ask(uri, surroundings)
+                turn.was_answered = turn.surroundings == surroundings
+                return offered
         return None
 
     def forget(self, uri: str) -> None:
         """The document was closed."""
         self._ahead.forget(uri)
         turn = self._turns.pop(uri, None)
-        if turn is not None and turn.scope is not None:
-            turn.scope.cancel()
+        if turn is not None:
+            turn.end()
 
     async def _ask(self, uri: str, surroundings: Surroundings) -> str | None:
         settings = self.settings
@@ -147,8 +149,31 @@ class Completer:
 
 
 class _Turn:
-    """Whose turn it is in one document. scope: of the call that came last, until it has ended."""
+    """Whose turn it is in one document: the calls for one place, the first of which asks the server
+    while the others wait for what it gets. was_answered: it got an answer, be it nothing."""
 
     def __init__(self) -> None:
         self.lock = anyio.Lock()
-        self.scope: anyio.CancelScope | None = None
+        self.surroundings: Surroundings | None = None
+        self.was_answered = False
+        self._scopes: set[anyio.CancelScope] = set()
+
+    @property
+    def is_taken(self) -> bool:
+        return bool(self._scopes)
+
+    @contextmanager
+    def taken(self, scope: anyio.CancelScope, surroundings: Surroundings) -> Iterator[None]:
+        if not self._scopes:
+            self.surroundings, self.was_answered = surroundings, False
+        self._scopes.add(scope)
+        try:
+            yield
+        finally:
+            self._scopes.discard(scope)
+
+    def end(self) -> None:
+        """Whoever's turn it is, it is no more."""
+        for scope in self._scopes:
+            scope.cancel()
+        self._scopes.clear()

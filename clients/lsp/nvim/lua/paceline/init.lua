@@ -228,7 +228,7 @@ end
 local function insert(part)
   local row, column = cursor()
   local lines = vim.split(part, "\n", { plain = true })
-  vim.o.undolevels = vim.o.undolevels -- a step of its own for undo
+  vim.bo.undolevels = vim.bo.undolevels -- a step of its own for undo
   vim.api.nvim_buf_set_text(shown.buffer, row, column, row, column, lines)
   local last = #lines == 1 and column + #part or #lines[#lines]
   vim.api.nvim_win_set_cursor(0, { row + #lines, last })
