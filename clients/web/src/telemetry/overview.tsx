@@ -29,7 +29,7 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
         more={server === null ? undefined : `${server.num_waiting} in the queue`}
       />
       <Tile label="Tokens per second" value={one(recorder.tokensPerSecond)} />
-      <Tile label="Median acceptance" value={or(quantile(rates, 0.5), share)} />
+      <Tile label="Acceptance" value={or(quantile(rates, 0.5), share)} more="median of sessions" />
       <Tile label="Drafted per step" value={or(gamma, one)} />
       {server !== null && (
         <>

@@ -7,8 +7,8 @@ const FOLDER = process.env["PACELINE_SCREENSHOTS"];
 const SCHEMES = ["light", "dark"] as const;
 const VIEWPORT = { width: 1180, height: 760 };
 const QUESTIONS = [
-  "Write a short Python function that adds two numbers, and explain it in one sentence.",
   "What is the capital of France?",
+  "Write three sentences about the sea.",
 ];
 
 let browser: Browser;
