@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import EngineStoppedError, QueueFullError, RequestError
 from paceline.core.events import (
@@ -23,11 +23,11 @@ from paceline.core.events import (
     Usage,
 )
 from paceline.core.limits import EngineLimits
-from paceline.model.chat import ChatMessage, EncodedChat
+from paceline.model.chat import ChatMessage, EncodedChat, tools_as_text
 from paceline.model.fill_in_middle import EncodedInfill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from paceline.core.request import Grammar, Request
     from paceline.core.statistics import SessionStatus
@@ -60,6 +60,8 @@ class CharacterCodec:
     name = "fake-model"
     eos_token_ids = frozenset({EOS_ID})
     grammars = PickyGrammars()
+    chat_template: str | None = None
+    opens_thoughts = False
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.text_of(ids)
@@ -74,13 +76,21 @@ class CharacterCodec:
         ids = self.encode_prompt(f"<prefix>{prefix}<suffix>{suffix}<middle>")
         return EncodedInfill(tuple(ids[-max_tokens:]), frozenset({ord("\f") + 1}), ("STOP",))
 
+    def special_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        return {}
+
     def encode_chat(
-        self, messages: Sequence[ChatMessage], *, previous: EncodedChat | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        previous: EncodedChat | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> EncodedChat:
         if any(message.content == "refuse me" for message in messages):
             raise RequestError("the template refuses these messages", field="input")
         if any(message.content == "break the template" for message in messages):
             raise ZeroDivisionError
+        messages = tools_as_text(messages, tools)
         text = "".join(f"<{m.role}>{m.content}</{m.role}>" for m in messages) + "<assistant>"
         if previous is not None and text.startswith(previous.text):
             ids = previous.ids[:-1] if previous.ids[-1] == EOS_ID else previous.ids

@@ -20,6 +20,7 @@ from paceline_protocol.items import AtLeastOne, InputItem, NonNegativeInt
 SpeculationChoice = Literal["auto", "on", "off"]
 DrafterChoice = Literal["auto", "model", "ngram", "none"]
 TelemetryScope = Literal["session", "server"]
+ToolFormat = Literal["hermes", "llama", "mistral", "granite", "generic"]
 PacelineInclude = Literal["tokens"]
 
 Temperature = Annotated[
@@ -56,7 +57,8 @@ class PacelineOptions(
     speculation: `auto` lets the server's gates decide, with `num_speculative_tokens` as an upper
     bound; `on` drafts exactly that many; `off` is plain decoding. include: `tokens` adds to each
     text delta the tokens behind it and where each came from. grammar: bounds the answer's text;
-    `text.format` does the same for JSON in the OpenAI vocabulary.
+    `text.format` does the same for JSON in the OpenAI vocabulary. tool_format: how the model writes
+    tool calls, where the server's reading of the chat template is wrong.
     """
 
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
@@ -75,6 +77,7 @@ class PacelineOptions(
     drafter: DrafterChoice | None = None
     include: list[PacelineInclude] | None = None
     grammar: GrammarOptions | None = None
+    tool_format: ToolFormat | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

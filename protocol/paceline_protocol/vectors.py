@@ -167,6 +167,7 @@ CLIENT_VECTORS: tuple[Vector, ...] = (
                 num_speculative_tokens=4,
                 drafter="model",
                 include=["tokens"],
+                tool_format="hermes",
             ),
         ),
     ),

@@ -16,6 +16,7 @@ from paceline.sampling.constraints import JoinedConstraint, RowEdits, SamplingCo
 from paceline.sampling.edits import apply_edits
 from paceline.sampling.grammar import GrammarCompiler, GrammarConstraint
 from paceline.sampling.rows import Rows
+from tests.byte_vocabulary import byte_vocabulary
 from tests.reference import continue_law, joint_law, total_variation
 from tests.sampling.rounds import RoundCase, output_law, random_law
 
@@ -250,7 +251,7 @@ class TestLaw:
 
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(_byte_vocabulary, [256])
+    return GrammarCompiler(byte_vocabulary, [256])
 
 
 class TestCompiler:
@@ -289,29 +290,3 @@ class TestCompiler:
         )
         constraint = compiler.constraint(Grammar(GrammarKind.JSON_SCHEMA, schema))
         assert bytes(constraint.forced(32)) == b'{"name": '
-
-
-def _byte_vocabulary() -> tuple[str, int]:
-    """A tokenizer of single bytes with an end token."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    order = {byte: place for place, byte in enumerate(_bytes_in_order())}
-    vocabulary = {character: order[character] for character in alphabet}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
-    return tokenizer.to_str(), 257
-
-
-def _bytes_in_order() -> list[str]:
-    """The byte-level alphabet's character of each byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    characters = {byte: chr(byte) for byte in printable}
-    shifted = 256
-    for byte in range(256):
-        if byte not in characters:
-            characters[byte] = chr(shifted)
-            shifted += 1
-    return [characters[byte] for byte in range(256)]

@@ -14,6 +14,7 @@ from tests.fakes_engine import LIMITS
 from tests.server.driver import SETTINGS, Driver, types
 
 CREATE = {"type": "response.create", "input": "hi"}
+TOOL: dict[str, Any] = {"type": "function", "name": "f"}
 COMPLETE = {"type": "completion.create", "prompt": "hi"}
 
 CASES: list[tuple[str, dict[str, Any], str, str | None]] = [
@@ -73,8 +74,71 @@ CASES: list[tuple[str, dict[str, Any], str, str | None]] = [
         "previous_response_not_found",
         "previous_response_id",
     ),
-    ("tools", CREATE | {"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
-    ("tool choice", CREATE | {"tool_choice": "required"}, "unsupported_parameter", "tool_choice"),
+    ("tools as text", CREATE | {"tools": "f"}, "invalid_type", "tools"),
+    ("tool as text", CREATE | {"tools": ["f"]}, "invalid_type", "tools[0]"),
+    (
+        "another tool",
+        CREATE | {"tools": [{"type": "web_search"}]},
+        "unsupported_value",
+        "tools[0].type",
+    ),
+    (
+        "no name",
+        CREATE | {"tools": [{"type": "function"}]},
+        "missing_required_parameter",
+        "tools[0].name",
+    ),
+    (
+        "name with a space",
+        CREATE | {"tools": [{"type": "function", "name": "a b"}]},
+        "invalid_value",
+        "tools[0].name",
+    ),
+    ("two of a name", CREATE | {"tools": [TOOL, TOOL]}, "invalid_value", "tools[1].name"),
+    (
+        "parameters",
+        CREATE | {"tools": [TOOL | {"parameters": "none"}]},
+        "invalid_type",
+        "tools[0].parameters",
+    ),
+    (
+        "description",
+        CREATE | {"tools": [TOOL | {"description": 3}]},
+        "invalid_type",
+        "tools[0].description",
+    ),
+    (
+        "strict parameters that cannot be",
+        CREATE | {"tools": [TOOL | {"parameters": {"wrong": 1}, "strict": True}]},
+        "invalid_value",
+        "tools",
+    ),
+    ("required of nothing", CREATE | {"tool_choice": "required"}, "invalid_value", "tool_choice"),
+    (
+        "another choice",
+        CREATE | {"tools": [TOOL], "tool_choice": "maybe"},
+        "invalid_value",
+        "tool_choice",
+    ),
+    ("choice", CREATE | {"tools": [TOOL], "tool_choice": 3}, "invalid_value", "tool_choice"),
+    (
+        "choice of another",
+        CREATE | {"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}},
+        "invalid_value",
+        "tool_choice.name",
+    ),
+    (
+        "tools and a regex",
+        CREATE | {"tools": [TOOL], "paceline": {"grammar": {"regex": "a"}}},
+        "invalid_value",
+        "paceline.grammar.regex",
+    ),
+    (
+        "tool format",
+        CREATE | {"paceline": {"tool_format": "mine"}},
+        "invalid_value",
+        "paceline.tool_format",
+    ),
     (
         "format",
         CREATE | {"text": {"format": {"type": "xml"}}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.model.chat import ChatMessage
+from paceline.model.chat import ChatMessage, ChatToolCall
 from paceline.server.prompts import messages_of
 from paceline_protocol.codecs import JSON_CODEC
 from paceline_protocol.errors import ProtocolError
@@ -37,7 +37,7 @@ def test_all_kinds_of_items() -> None:
     ) == [
         ChatMessage("developer", "be brief"),
         ChatMessage("user", "ab"),
-        ChatMessage("assistant", '{"name":"f","arguments":"{\\"x\\": 1}"}'),
+        ChatMessage("assistant", "", tool_calls=(ChatToolCall("f", '{"x": 1}', "c1"),)),
         ChatMessage("tool", "2", tool_call_id="c1"),
         ChatMessage("assistant", "two!"),
     ]

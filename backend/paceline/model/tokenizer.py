@@ -21,7 +21,7 @@ from paceline.model.vocabulary import Vocabulary
 from paceline.sampling.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["ChatMessage", "Detokenizer", "EncodedChat", "TextCodec"]
@@ -61,6 +61,7 @@ class TextCodec:
             if token.special
         )
         self._prefix_ids = _prefix_ids(tokenizer)
+        self._chat_template = chat_template
         self.grammars = GrammarCompiler(
             lambda: (tokenizer.to_str(), self.vocabulary_size), eos_token_ids
         )
@@ -168,10 +169,37 @@ class TextCodec:
         """A detokenizer for what follows the prompt."""
         return Detokenizer(self._tokenizer, prompt_ids, self._special_ids)
 
+    @property
+    def chat_template(self) -> str | None:
+        """The template's text, which shows how the model writes calls and thoughts."""
+        return self._chat_template
+
+    @cached_property
+    def opens_thoughts(self) -> bool:
+        """Whether the template begins the answer inside `<think>`."""
+        if self._template is None:
+            return False
+        try:
+            prompt = self._template.render([ChatMessage("user", "x")], lambda text: text)
+        except RequestError:
+            return False
+        return prompt.rstrip().endswith("<think>")
+
+    def special_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of these texts that are special tokens, which have no text in an answer."""
+        found = {text: self._tokenizer.token_to_id(text) for text in texts}
+        return {text: each for text, each in found.items() if each in self._special_ids}
+
     def encode_chat(
-        self, messages: Sequence[ChatMessage], *, previous: EncodedChat | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        previous: EncodedChat | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> EncodedChat:
         """Renders and encodes a conversation up to where the model answers.
+
+        tools: see `ChatTemplate.render`.
 
         previous: the conversation so far with its answer (`EncodedChat.with_answer`). When the new
         rendering continues it, its ids are kept and only what is new is encoded, because encoding
@@ -190,7 +218,8 @@ class TextCodec:
             raise RequestError("input is empty; it must hold at least one message", field="input")
         for message in messages:
             _require_unicode(message.content)
-        text = self._control.alias(self._template.render(messages, self._control.shield))
+        rendered = self._template.render(messages, self._control.shield, tools=tools)
+        text = self._control.alias(rendered)
         if previous is not None and previous.ids and text.startswith(previous.text):
             delta = self._control.encode(text[len(previous.text) :], continues=True)
             return EncodedChat((*self._without_end(previous.ids), *delta), text)

@@ -15,6 +15,8 @@ from paceline.server.formats import format_of
 from paceline.server.prompts import messages_of
 from paceline.server.refusals import refuse_unserved
 from paceline.server.response_stream import ResponseStream
+from paceline.server.tool_calls.style import AnswerStyle
+from paceline.server.tool_calls.tools import tools_of
 from paceline.server.translation import logprob_of, protocol_error, sampling_of
 from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.requests import CompletionCreate, PacelineOptions, ResponseCreate
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.core.limits import EngineLimits
     from paceline.model.chat import ChatMessage, EncodedChat
     from paceline.server.formats import Format
+    from paceline.server.tool_calls.tools import Tools
 
 
 def _no_bytes(token_id: int) -> bytes:
@@ -41,6 +44,7 @@ class SessionSettings:
     kept for `previous_response_id`. allow_forced: whether `speculation: "on"` is let through.
     default_sampling: for what a request leaves open; the model's own recommendation.
     token_bytes: the bytes that a token stands for, for log-probabilities.
+    style: how the model writes calls and thoughts.
     """
 
     model: str
@@ -52,6 +56,7 @@ class SessionSettings:
     allow_forced: bool = True
     default_sampling: SamplingParams = SamplingParams()
     token_bytes: Callable[[int], bytes] = _no_bytes
+    style: AnswerStyle = AnswerStyle()
 
 
 class RequestState(Enum):
@@ -69,8 +74,8 @@ class OpenRequest:
     """A request that has had no finish yet.
 
     messages: its own at first, the whole conversation (without instructions) once it has started.
-    form: what the answer must look like. encoded: the prompt, from RUNNING on. token_ids:
-    committed so far.
+    form: what the answer must look like. tools: what it may call. encoded: the prompt, from RUNNING
+    on. token_ids: committed so far.
     """
 
     response_id: str
@@ -79,6 +84,7 @@ class OpenRequest:
     messages: tuple[ChatMessage, ...]
     stream: ResponseStream
     form: Format | None = None
+    tools: Tools | None = None
     state: RequestState = RequestState.WAITING
     encoded: EncodedChat | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -117,9 +123,15 @@ def admit(
         sampling = sampling_of(message, settings.default_sampling)
     except PacelineError as error:
         raise protocol_error(error, message) from None
-    form = format_of(message)
-    response_id = new_id("resp")
     options = message.paceline or PacelineOptions()
+    form = format_of(message)
+    tools = tools_of(message) if isinstance(message, ResponseCreate) else None
+    parser = None
+    if isinstance(message, ResponseCreate):
+        style = settings.style.chosen_by(options.tool_format)
+        parser = style.parser(tools, has_form=form is not None)
+        form = style.form(tools, form)
+    response_id = new_id("resp")
     return OpenRequest(
         response_id,
         message,
@@ -137,8 +149,10 @@ def admit(
                 token_bytes=settings.token_bytes,
                 ends=settings.eos_token_ids | frozenset(options.stop_token_ids or ()),
             ),
+            parser=parser,
         ),
         form,
+        tools,
     )
 
 
@@ -218,4 +232,5 @@ def _response(
         parallel_tool_calls=message.parallel_tool_calls is not False,
         previous_response_id=message.previous_response_id,
         tool_choice=message.tool_choice or "auto",
+        tools=message.tools or [],
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from paceline.model.chat import ChatMessage, EncodedChat
+from paceline.model.chat import ChatMessage, ChatToolCall, EncodedChat
 from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.items import (
     FunctionCall,
@@ -18,8 +16,8 @@ from paceline_protocol.items import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Protocol
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any, Protocol
 
     from paceline.core.request import Grammar
     from paceline.model.fill_in_middle import EncodedInfill
@@ -47,18 +45,31 @@ if TYPE_CHECKING:
 
         def encode_infill(self, prefix: str, suffix: str, *, max_tokens: int) -> EncodedInfill: ...
 
+        @property
+        def chat_template(self) -> str | None: ...
+
+        @property
+        def opens_thoughts(self) -> bool: ...
+
+        def special_ids(self, texts: Iterable[str]) -> dict[str, int]: ...
+
         def encode_chat(
-            self, messages: Sequence[ChatMessage], *, previous: EncodedChat | None = None
+            self,
+            messages: Sequence[ChatMessage],
+            *,
+            previous: EncodedChat | None = None,
+            tools: Sequence[Mapping[str, Any]] = (),
         ) -> EncodedChat: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """messages: instructions first, then the conversation. previous: the turn that it may continue
-    with its ids kept."""
+    with its ids kept. tools: functions as the template takes them."""
 
     messages: tuple[ChatMessage, ...]
     previous: EncodedChat | None = None
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,7 @@ def encode(
         return EncodedChat(prompt.ids, "")
     if isinstance(prompt, InfillPrompt):
         return codec.encode_infill(prompt.prefix, prompt.suffix, max_tokens=prompt.max_tokens)
-    return codec.encode_chat(prompt.messages, previous=prompt.previous)
+    return codec.encode_chat(prompt.messages, previous=prompt.previous, tools=prompt.tools)
 
 
 def readable(prompt: Prompt) -> str:
@@ -118,21 +129,29 @@ def readable(prompt: Prompt) -> str:
 def messages_of(given: str | Sequence[InputItem] | None) -> tuple[ChatMessage, ...]:
     """Messages of a request's `input`; none when there is nothing in it.
 
-    Function calls and their outputs become text that any template can show. Reasoning items, which
-    other servers send back as history, add nothing.
+    Function calls belong to the assistant's message before them. Reasoning items add nothing.
 
     Raises ProtocolError when every message is empty.
     """
     if given is None or isinstance(given, str):
         return (ChatMessage("user", given),) if given else ()
-    messages = tuple(message for item in given if (message := _message(item)) is not None)
-    if messages and not any(message.content for message in messages):
+    messages: list[ChatMessage] = []
+    for item in given:
+        message = _message(item)
+        if message is None:
+            continue
+        last = messages[-1] if messages else None
+        if message.tool_calls and last is not None and last.role == "assistant":
+            messages[-1] = replace(last, tool_calls=last.tool_calls + message.tool_calls)
+        else:
+            messages.append(message)
+    if messages and not any(message.content or message.tool_calls for message in messages):
         raise ProtocolError(
             ErrorCode.INVALID_VALUE,
             "input holds no text; at least one message must have some",
             param="input",
         )
-    return messages
+    return tuple(messages)
 
 
 def _message(item: InputItem) -> ChatMessage | None:
@@ -140,8 +159,8 @@ def _message(item: InputItem) -> ChatMessage | None:
         case MessageItem():
             return ChatMessage(item.role, _text(item.content))
         case FunctionCall():
-            call = {"name": item.name, "arguments": item.arguments}
-            return ChatMessage("assistant", msgspec.json.encode(call).decode())
+            call = ChatToolCall(item.name, item.arguments or "{}", item.call_id)
+            return ChatMessage("assistant", "", tool_calls=(call,))
         case FunctionCallOutput():
             return ChatMessage("tool", _text(item.output), tool_call_id=item.call_id)
         case Reasoning():

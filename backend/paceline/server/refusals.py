@@ -27,10 +27,6 @@ def refuse_unserved(message: ResponseCreate | CompletionCreate) -> None:
 
 
 def _refuse_openai_fields(message: ResponseCreate) -> None:
-    if message.tools:
-        raise _unsupported("tools", "is not served; leave it out or send []")
-    if message.tool_choice not in (None, "auto", "none"):
-        raise _unsupported("tool_choice", 'must be "auto" or "none": no tools are served')
     if message.background not in (None, False):
         raise _unsupported("background", "is not served over a socket; leave it out")
     if message.conversation is not None:

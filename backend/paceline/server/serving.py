@@ -27,6 +27,7 @@ from paceline.server.admission import SessionSettings
 from paceline.server.app import build_app
 from paceline.server.bridge import Bridge
 from paceline.server.gateway import Gateway, GatewaySettings
+from paceline.server.tool_calls.style import AnswerStyle
 from paceline.server.web_pages import web_routes
 from paceline.server.websocket_transport import WebSocketTransport
 
@@ -164,6 +165,7 @@ def session_settings(
         max_stored_tokens=config.max_stored_tokens,
         default_sampling=default_sampling,
         token_bytes=codec.token_bytes,
+        style=AnswerStyle.of(codec),
     )
 
 

@@ -196,7 +196,8 @@ class Session:
                 each.token_ids.extend(token.token_id for token in event.tokens)
                 if each.is_warm_up:
                     return []
-                return self._send(each, each.stream.append(event.text, event.tokens))
+                text = self._settings.style.text_of(event.tokens)
+                return self._send(each, each.stream.append(text, event.tokens))
             case FinishEvent():
                 return self._on_finish(each, event)
 
@@ -304,7 +305,9 @@ class Session:
             each.messages = turn.messages + each.messages
             previous = turn.encoded
         system = (ChatMessage("system", message.instructions),) if message.instructions else ()
-        return ChatPrompt(system + each.messages, previous)
+        described = () if each.tools is None else each.tools.functions
+        tools = tuple(function.described() for function in described)
+        return ChatPrompt(system + each.messages, previous, tools)
 
     def _refuse(self, each: OpenRequest, error: ProtocolError) -> list[Effect]:
         return [Send(ErrorEvent.from_error(error)), *self._leave(each)]
