@@ -121,11 +121,12 @@ class TestChat:
             )
             message = first.choices[0].message
             call = (message.tool_calls or [])[0]
+            answer: Any = message.model_dump(exclude_none=True)
             await client.chat.completions.create(
                 model="fake-model",
                 messages=[
                     *MESSAGES,
-                    message.model_dump(exclude_none=True),
+                    answer,
                     {"role": "tool", "tool_call_id": call.id, "content": "3"},
                 ],
                 tools=CHAT_TOOLS,
