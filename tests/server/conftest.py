@@ -33,6 +33,6 @@ def log_stream() -> Iterator[io.StringIO]:
     configure_logging("error", io.StringIO())
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def _quiet_logs() -> None:
     configure_logging("error", io.StringIO())

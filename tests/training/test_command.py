@@ -43,7 +43,7 @@ def test_interrupted_and_started_again_it_ends_with_a_draft(
     show: Callable[[Report, int], Table] = command._table
 
     def interrupt(report: Report, parameters: int) -> Table:
-        if report.phase == "training" and report.progress and report.progress.step == 2:
+        if report.phase == "training" and report.progress and report.progress.step == 1:
             raise KeyboardInterrupt
         return show(report, parameters)
 
