@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
 from paceline_client import RequestRefusedError, top
 from paceline_client.top_view import History, screen, sparkline
@@ -170,7 +171,10 @@ def _numbered(number: int, stream_id: str | None) -> m.TelemetrySample:
 async def test_one_sample_is_printed() -> None:
     async def answer(socket: ServerConnection, event: m.TelemetrySubscribe) -> None:
         assert (event.scope, event.interval_ms) == ("server", 200)
-        await _send(socket, _numbered(7, event.stream_id))
+        with contextlib.suppress(ConnectionClosed):
+            while True:  # of samples that wait only the newest is kept
+                await _send(socket, _numbered(7, event.stream_id))
+                await anyio.sleep(0.01)
 
     console = Console(file=io.StringIO(), width=120)
     async with _telemetry_server(answer) as url:

@@ -63,11 +63,17 @@ def top(
 
 
 async def show_once(console: Console, url: str, api_key: str | None, interval_ms: int) -> None:
-    """Print the first sample. Raises PacelineClientError, or ValueError for what is no address."""
-    async with connect(url, api_key=api_key) as session:
-        sample = await anext(session.telemetry("server", interval_ms=interval_ms))
+    """Print one sample. Raises PacelineClientError, or ValueError for what is no address."""
+    history = History()
+    async with (
+        connect(url, api_key=api_key) as session,
+        session.telemetry("server", interval_ms=interval_ms) as samples,
+    ):
+        history.add(await anext(samples))  # speeds are from one sample to the next
+        sample = await anext(samples)
+        history.add(sample)
     height = max(console.height, len(sample.sessions) + 20)  # a pipe has no end
-    console.print(screen(sample, _begun(sample), width=console.width, height=height))
+    console.print(screen(sample, history, width=console.width, height=height))
 
 
 async def watch(console: Console, url: str, api_key: str | None, interval_ms: int) -> None:
@@ -112,9 +118,3 @@ def in_words(error: Exception) -> str:
             "--url names another"
         )
     return str(error)
-
-
-def _begun(sample: TelemetrySample) -> History:
-    history = History()
-    history.add(sample)
-    return history
