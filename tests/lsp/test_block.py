@@ -46,6 +46,13 @@ def test_a_body_that_is_begun_ends_with_its_function() -> None:
     assert _shape("def f():\n    ", "x = 1\n    return x\n\ndef g():") == "x = 1\n    return x"
 
 
+def test_a_body_may_have_several_statements() -> None:
+    text = "if n < 2:\n        return n\n    return f(n - 1)\n\n\nprint(f(9))\n"
+    assert _shape("def f(n):\n    ", text) == "if n < 2:\n        return n\n    return f(n - 1)"
+    text = "def f():\n    return 1\n\n\ndef g():\n    return 2\n"
+    assert _shape("import os\n\n", text) == "def f():\n    return 1"
+
+
 def test_a_closing_bracket_belongs_to_its_block() -> None:
     text = " {\n    a();\n}\n\nvoid g() {\n}\n"
     assert _shape("void f()", text) == " {\n    a();\n}"

@@ -32,11 +32,14 @@ def block_end(text: str, line_before: str, *, max_lines: int) -> int | None:
     line_before: the cursor's line up to the cursor. Once it gives an index, it gives the same for
     every longer completion, so a stream can be stopped there.
 
-    The block ends before a line that is indented less than the cursor's line, before a second line
-    at its level once there were deeper ones (a closing bracket or `else` still belongs to it), at
-    the first blank line outside of any block, and after max_lines lines.
+    The block ends before a line that is indented less than the cursor's line, and after max_lines
+    lines. Where the completion continues a statement, or starts one at the outermost level, it also
+    ends before the next line at its level once there were deeper ones (a closing bracket or `else`
+    still belongs to it); at the outermost level at the first blank line outside of any block. Where
+    it starts a statement of a body, the whole body may follow.
     """
     lines = text.split("\n")
+    is_in_statement = bool(line_before.strip())
     base: int | None = None
     is_deeper = False
     at = 0
@@ -63,7 +66,7 @@ def block_end(text: str, line_before: str, *, max_lines: int) -> int | None:
             is_deeper = True
         elif indentation < base:
             return start - 1
-        elif is_deeper:
+        elif is_deeper and (is_in_statement or base == 0):
             if _CLOSER.match(content):
                 if not is_whole:
                     continue
