@@ -12,15 +12,31 @@ export function focusComposer(): void {
   setTimeout(() => document.getElementById(COMPOSER_ID)?.focus(), 0);
 }
 
-/** Drafts that were not sent, by conversation. */
-const drafts = new Map<string, string>();
+/** What was written and not sent, by conversation; a reload of the tab keeps it. */
+const drafts = {
+  read(key: string): string {
+    try {
+      return sessionStorage.getItem(`paceline.draft.${key}`) ?? "";
+    } catch {
+      return "";
+    }
+  },
+  write(key: string, text: string): void {
+    try {
+      if (text === "") sessionStorage.removeItem(`paceline.draft.${key}`);
+      else sessionStorage.setItem(`paceline.draft.${key}`, text);
+    } catch {
+      /* it then lives as long as the field */
+    }
+  },
+};
 
 export function Composer({ conversation }: { conversation: ConversationRecord | null }) {
   const { store, answering, connection } = useServices();
   const key = conversation?.id ?? "";
-  const [text, setText] = useState(drafts.get(key) ?? "");
+  const [text, setText] = useState(() => drafts.read(key));
   const area = useRef<HTMLTextAreaElement>(null);
-  useEffect(() => setText(drafts.get(key) ?? ""), [key]);
+  useEffect(() => setText(drafts.read(key)), [key]);
   useEffect(() => fit(area.current), [text]);
 
   const last = conversation === null ? undefined : store.branch(conversation).at(-1)?.value;
@@ -28,14 +44,14 @@ export function Composer({ conversation }: { conversation: ConversationRecord | 
   const state = connection.state.value;
 
   function change(value: string): void {
-    drafts.set(key, value);
+    drafts.write(key, value);
     setText(value);
   }
 
   function send(): void {
     if (text.trim() === "" || running !== null) return;
     const target = conversation ?? store.create();
-    drafts.delete(key);
+    drafts.write(key, "");
     setText("");
     answering.ask(target.id, text);
   }

@@ -31,6 +31,9 @@ export function ChatPage() {
   const areOriginsShown = originsView.value === "on";
   return (
     <div class="chat">
+      {isNarrow && isSidebarOpen && (
+        <div class="drawer-ground" aria-hidden="true" onClick={() => setSidebarOpen(false)} />
+      )}
       {showsSidebar && <Sidebar onClose={isNarrow ? () => setSidebarOpen(false) : null} />}
       <main id="main" tabIndex={-1} class="conversation">
         <div class="conversation-head">

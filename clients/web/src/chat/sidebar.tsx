@@ -1,5 +1,5 @@
-/** The conversations of this browser, newest first. */
-import { useState } from "preact/hooks";
+/** The conversations of this browser, newest first. On a phone a drawer, which `onClose` closes. */
+import { useEffect, useRef, useState } from "preact/hooks";
 import { Dialog } from "../shell/dialog";
 import { Icon, IconButton } from "../shell/icons";
 import { useServices } from "../shell/services";
@@ -10,6 +10,16 @@ export function Sidebar({ onClose }: { onClose: (() => void) | null }) {
   const { store, answering } = useServices();
   const [renaming, setRenaming] = useState<string | null>(null);
   const [removing, setRemoving] = useState<ConversationRecord | null>(null);
+  const isDrawer = onClose !== null;
+  const first = useRef<HTMLButtonElement>(null);
+  useEffect(() => {
+    if (!isDrawer) return;
+    const before = document.activeElement;
+    first.current?.focus();
+    return () => {
+      if (before instanceof HTMLElement && document.activeElement === document.body) before.focus();
+    };
+  }, [isDrawer]);
 
   function create(): void {
     if (store.active === null || store.active.leafId !== null) store.create();
@@ -26,9 +36,23 @@ export function Sidebar({ onClose }: { onClose: (() => void) | null }) {
   }
 
   return (
-    <aside class="sidebar" aria-label="Conversations">
+    <aside
+      class="sidebar"
+      aria-label="Conversations"
+      onKeyDown={(event) => {
+        if (event.key !== "Escape" || onClose === null) return;
+        event.stopPropagation();
+        onClose();
+      }}
+    >
       <div class="sidebar-head">
-        <button type="button" class="new-conversation" title="Alt+N" onClick={create}>
+        <button
+          type="button"
+          class="new-conversation"
+          title="Alt+N"
+          ref={first}
+          onClick={create}
+        >
           <Icon name="plus" />
           <span>New conversation</span>
         </button>

@@ -160,6 +160,13 @@ test("a phone: nothing is cut off, and the list is a drawer", () =>
       expect(await overflow()).toBeLessThanOrEqual(0);
       expect(await page.getByRole("complementary").count()).toBe(0);
       await page.getByRole("button", { name: "Conversations" }).tap();
+      await page.getByRole("complementary").waitFor();
+      await page.touchscreen.tap(345, 500); // beside it
+      await page.getByRole("complementary").waitFor({ state: "detached" });
+      await page.getByRole("button", { name: "Conversations" }).tap();
+      await page.keyboard.press("Escape");
+      await page.getByRole("complementary").waitFor({ state: "detached" });
+      await page.getByRole("button", { name: "Conversations" }).tap();
       await page.getByRole("button", { name: "New conversation" }).tap();
       await page.getByRole("heading", { name: "What shall we talk about?" }).waitFor();
       expect(await page.getByRole("complementary").count()).toBe(0);

@@ -143,6 +143,16 @@ test("a reload brings the conversation back, and it goes on", async () => {
   await answered(page);
 });
 
+test("what was written and not sent is there after a reload", async () => {
+  const page = await chat();
+  await say(page, "hello");
+  await answered(page);
+  await page.getByLabel("Message", { exact: true }).fill("half a thought");
+  await page.reload();
+  await seen(page, "You said: hello");
+  expect(await page.getByLabel("Message", { exact: true }).inputValue()).toBe("half a thought");
+});
+
 test("a reload in mid-answer keeps what came and frees the engine", async () => {
   const page = await chat();
   const before = server.lines.length;
