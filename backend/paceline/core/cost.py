@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 FORMAT = 1
+_NUMBERS = ("format", "context_seconds", "sequence_seconds", "spread")
 
 _WEIGHT = 0.05
 _MOST_WEIGHT = 0.3
@@ -99,7 +100,8 @@ class CostTable:
     context_seconds: more for each token of context; sequence_seconds: for each further sequence.
     sample_greedy, sample_drawn: acceptance and sampling
     against rows of logits. draft_greedy, draft_drawn: one draft pass against its rows, with the
-    sampling of one token each; None without a draft model.
+    sampling of one token each; None without a draft model. spread: by how much repeated
+    measurements differed, 1 is not at all.
     """
 
     target: Curve
@@ -109,6 +111,7 @@ class CostTable:
     sample_drawn: Curve = NOTHING
     draft_greedy: Curve | None = None
     draft_drawn: Curve | None = None
+    spread: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` reads them back."""
@@ -120,6 +123,7 @@ class CostTable:
             "format": FORMAT,
             "context_seconds": self.context_seconds,
             "sequence_seconds": self.sequence_seconds,
+            "spread": self.spread,
             **curves,
         }
 
@@ -132,11 +136,12 @@ class CostTable:
             curves = {
                 name: None if points is None else Curve(points["counts"], points["seconds"])
                 for name, points in values.items()
-                if name not in ("format", "context_seconds", "sequence_seconds")
+                if name not in _NUMBERS
             }
             return cls(
                 context_seconds=float(values["context_seconds"]),
                 sequence_seconds=float(values["sequence_seconds"]),
+                spread=float(values["spread"]),
                 **curves,  # type: ignore[arg-type]
             )
         except (KeyError, TypeError) as error:

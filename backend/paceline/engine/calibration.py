@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
 import tempfile
 import time
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,9 +40,11 @@ if TYPE_CHECKING:
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 DRAFT_ROWS = (1, 2, 4, 8, 16, 48, 128, 256, 512)
-REPEATS = 5
-PATIENCE_S = 15.0
-"""After so long, on a slow or busy machine, points are measured once instead of a few times."""
+SWEEPS = 5
+PATIENCE_S = 8.0
+"""No other sweep begins after so long."""
+STEADY = 1.3
+"""A table is kept if its sweeps differ by less."""
 SHORT_CONTEXT = 8
 LONG_CONTEXT = 256
 
@@ -87,10 +91,33 @@ class Calibration:
         self._started_at = clock()
 
     def measure(self) -> CostTable:
-        """The table. Takes some seconds on a CPU, less on a GPU."""
-        started = self._started_at = self._clock()
+        """The table. Takes some seconds on a CPU, less on a GPU.
+
+        All points are swept a few times: what disturbs one sweep's point is over by the next.
+        """
+        self._started_at = self._clock()
+        self._warm_up()
+        sweeps = [self._sweep()]
+        while len(sweeps) < SWEEPS and self._elapsed() < PATIENCE_S:
+            sweeps.append(self._sweep())
+        self._scrub(list(range(min(self._limits.num_blocks, self._blocks_used()))))
+        table = least_of(sweeps)
+        _log.info("step costs measured in %.1f s: %s", self._elapsed(), table.target)
+        return table
+
+    def _warm_up(self) -> None:
+        """First calls compile, allocate and page in."""
+        for rows in (1, min(16, self._most_rows)):
+            self._target_seconds(self._one(rows, SHORT_CONTEXT))
+            if self._model is not None:
+                self._draft_seconds(rows, _DRAWN)
+        self._sample_seconds(1, 0, _DRAWN)
+
+    def _elapsed(self) -> float:
+        return self._clock() - self._started_at
+
+    def _sweep(self) -> CostTable:
         counts = [rows for rows in ROWS if rows <= self._most_rows]
-        self._target_seconds(self._one(counts[0], SHORT_CONTEXT))
         target = [self._target_seconds(self._one(rows, SHORT_CONTEXT)) for rows in counts]
         table = CostTable(
             target=Curve(counts, target),
@@ -105,8 +132,6 @@ class Calibration:
                 draft_greedy=self._draft_curve(_GREEDY),
                 draft_drawn=self._draft_curve(_DRAWN),
             )
-        self._scrub(list(range(min(self._limits.num_blocks, self._blocks_used()))))
-        _log.info("step costs measured in %.1f s: %s", self._clock() - started, table.target)
         return table
 
     # Target
@@ -118,7 +143,7 @@ class Calibration:
             scores = self._verifier.score(entries, drafts)
             scores.logits[-1:, :1].cpu()
 
-        return self._least(run)
+        return self._seconds(run)
 
     def _context_seconds(self) -> float:
         """More time for each token of context, with a few sequences."""
@@ -155,7 +180,7 @@ class Calibration:
         proposal = self._propose(entries)
         drafts = proposal.draft_ids
         scores = self._verifier.score(entries, drafts)
-        seconds = self._least(lambda: self._verifier.accept(entries, proposal, scores).read())
+        seconds = self._seconds(lambda: self._verifier.accept(entries, proposal, scores).read())
         self._release(entries)
         return seconds
 
@@ -199,7 +224,7 @@ class Calibration:
                 entry.sequence.num_draft_computed = known
             model.propose(entries)
 
-        seconds = self._least(run)
+        seconds = self._seconds(run)
         self._release(entries)
         return seconds
 
@@ -263,18 +288,38 @@ class Calibration:
         sequences = self._limits.max_sequences * self._blocks(SHORT_CONTEXT + _DRAFTED + 2)
         return max(rows + sequences, 4 * self._blocks(LONG_CONTEXT + 1))
 
-    def _least(self, run: Callable[[], object]) -> float:
-        """Seconds of a run; long ones are repeated less often."""
-        is_late = self._clock() - self._started_at > PATIENCE_S
-        repeats = 1 if is_late else REPEATS
-        if not is_late:
-            run()
-        seconds: list[float] = []
-        while len(seconds) < repeats and (len(seconds) < 3 or sum(seconds) < 0.4):
-            started = self._clock()
-            run()
-            seconds.append(self._clock() - started)
-        return min(seconds)
+    def _seconds(self, run: Callable[[], object]) -> float:
+        started = self._clock()
+        run()
+        return self._clock() - started
+
+
+def least_of(tables: Many[CostTable]) -> CostTable:
+    """Point by point the least of several measured tables, and by how much they differ: the median
+    ratio of a target pass's second least time to its least; of one table nobody knows."""
+
+    def least(curves: Many[Curve]) -> Curve:
+        points = zip(*(curve.seconds for curve in curves), strict=True)
+        return Curve(curves[0].counts, [min(point) for point in points])
+
+    def least_of_two(first: Curve | None, rest: Many[Curve | None]) -> Curve | None:
+        known = [curve for curve in rest if curve is not None]
+        return None if first is None else least([first, *known])
+
+    points = [sorted(point) for point in zip(*(t.target.seconds for t in tables), strict=True)]
+    spread = math.inf
+    if len(tables) > 1:
+        spread = median(point[1] / point[0] for point in points)
+    return CostTable(
+        target=least([table.target for table in tables]),
+        context_seconds=min(table.context_seconds for table in tables),
+        sequence_seconds=min(table.sequence_seconds for table in tables),
+        sample_greedy=least([table.sample_greedy for table in tables]),
+        sample_drawn=least([table.sample_drawn for table in tables]),
+        draft_greedy=least_of_two(tables[0].draft_greedy, [t.draft_greedy for t in tables[1:]]),
+        draft_drawn=least_of_two(tables[0].draft_drawn, [t.draft_drawn for t in tables[1:]]),
+        spread=spread,
+    )
 
 
 def cached_costs(
@@ -284,7 +329,7 @@ def cached_costs(
 
     folder: made if it is not there. key: everything that the costs depend on (models, dtype,
     device, threads, versions). A file that cannot be read is measured anew, one that cannot be
-    written is done without.
+    written is done without, and a table that was measured on a busy machine is not kept.
     """
     text = json.dumps(key, sort_keys=True, default=str)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
@@ -297,6 +342,9 @@ def cached_costs(
     except (OSError, ValueError, KeyError, TypeError) as error:
         _log.warning("the cost table %s is measured anew: %s", path, error)
     table = measure()
+    if table.spread > STEADY:
+        _log.warning("the machine was busy while step costs were measured; they are not kept")
+        return table
     document = json.dumps({"key": json.loads(text), "costs": table.to_json()}, indent=1)
     try:
         folder.mkdir(parents=True, exist_ok=True)
