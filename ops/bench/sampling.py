@@ -4,7 +4,8 @@
 the target's real ones, inside answers that it has just sampled to 16 chat prompts. The draft's rows
 are synthetic (the target's own, disturbed), over the whole vocabulary, and drafted tokens are
 sampled from them. Forward pass and acceptance stage take turns in one run, so that both see the
-same machine; the ratio of their medians is what counts.
+same machine; the ratio of their medians is what counts. The forward pass is the one that `paceline
+serve` runs, fast path included.
 
     python ops/bench/sampling.py [--rounds 20] [--threads N]
 """
@@ -30,6 +31,7 @@ from paceline.engine.verifier import Scores, Verifier
 from paceline.model.batch import Segment, pack
 from paceline.model.chat import ChatMessage
 from paceline.model.default_weights import ensure_default_target
+from paceline.model.fast import speed_up
 from paceline.model.loading import load_target
 from paceline.model.runner import ModelRunner
 from paceline.model.tokenizer import TextCodec
@@ -152,7 +154,7 @@ def load_runner(folder: str) -> ModelRunner:
     shape = KVShape(((config.num_key_value_heads, width),) * config.num_hidden_layers, model.dtype)
     num_blocks = NUM_SEQUENCES * (MAX_TOKENS // BLOCK_SIZE)
     kv = KVTensors(shape, num_blocks, BLOCK_SIZE, model.device)
-    return ModelRunner(model, kv.layers)
+    return ModelRunner(model, kv.layers, decoder=speed_up(model).decoder)
 
 
 def answer(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paceline.core.request import SamplingParams
+from paceline.sampling import native
 from paceline.sampling.candidates import candidates
 from paceline.sampling.logprobs import row_logprobs
 from paceline.sampling.warping import WarpParameters, argmax_lowest, warp
@@ -54,14 +55,33 @@ def test_rows_follow_the_reference(params: SamplingParams, kind: str, width: int
         assert law.sum() == pytest.approx(1, abs=1e-5)
 
 
-def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
-    """Different parameters side by side, alone and together, bit for bit."""
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        [SamplingParams(temperature=t) for t in (0.2, 0.7, 1.0, 1.3, 2.0, 4.0)],
+        [PARAMS[index] for index in (4, 3, 10, 5, 4, 10)],
+        [PARAMS[index] for index in (6, 7, 8, 11, 12, 9)],
+    ],
+    ids=["whole", "by rank", "by likelihood"],
+)
+def test_a_row_does_not_depend_on_the_rows_beside_it(mixed: list[SamplingParams]) -> None:
+    """Different parameters of one kind side by side, alone and together, bit for bit."""
     logits = rows("tied", 20011)
-    mixed = [PARAMS[index] for index in (4, 6, 7, 8, 10, 11)]
     together = warp(logits, WarpParameters.of(mixed, CPU)).dense(20011)
     for index, params in enumerate(mixed):
         alone = warp(logits[index : index + 1], WarpParameters.of([params], CPU)).dense(20011)
         assert torch.equal(alone[0], together[index])
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_without_a_compiler(params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's operations give the same law as our own passes."""
+    logits = rows("tied", 20011)
+    parameters = WarpParameters.of([params] * len(logits), CPU)
+    ours = warp(logits, parameters).dense(20011)
+    monkeypatch.setattr(native, "_library", lambda: None)
+    theirs = warp(logits, parameters).dense(20011)
+    assert (ours - theirs).abs().sum(-1).max() < 3e-5
 
 
 @pytest.mark.parametrize("count", [1, 5, 96, 1000, 30000])

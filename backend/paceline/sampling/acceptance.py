@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from paceline.sampling.draws import draw_tokens
+from paceline.sampling.native import excess_of_rows
 from paceline.sampling.rows import Rows, row_sums
 
 if TYPE_CHECKING:
@@ -313,6 +314,10 @@ def _excess(
         scaled = target.weights[rows] * factor[:, None]
         return row_sums(_subtract_draft(scaled, target.ids[rows], row_index, drafted).relu_())
     vocab_ids = drafted.vocab_ids
+    if vocab_ids is None:
+        found = excess_of_rows(target.weights, rows, factor, drafted.rows, row_index)
+        if found is not None:
+            return found
     width, draft_width = target.weights.shape[1], drafted.rows.shape[1]
     buffer = target.weights.new_empty(_CHUNK, width)
     draft_buffer = target.weights.new_empty(_CHUNK, draft_width)

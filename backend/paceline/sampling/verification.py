@@ -24,7 +24,13 @@ from paceline.sampling.acceptance import (
 from paceline.sampling.draws import inverse_cdf, race
 from paceline.sampling.randomness import Purpose, uniforms
 from paceline.sampling.rows import Rows
-from paceline.sampling.warping import WarpParameters, argmax_lowest, is_truncated, warp
+from paceline.sampling.warping import (
+    Truncation,
+    WarpParameters,
+    argmax_lowest,
+    truncation_of,
+    warp,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +41,9 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
     UInt64s = npt.NDArray[np.uint64]
+
+# Entries from which on a truncated row counts as a wide one.
+_WIDE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +100,9 @@ def verify(
     has_rows = (drafted.row_index >= 0) | ~drafted.is_drafted
     has_rows = has_rows.all(1) & (drafted.num_drafted > 0)
     rules = [rule_of(p, bool(h), sampled_rule) for p, h in zip(params, has_rows, strict=True)]
-    kinds: list[tuple[AcceptRule, bool]] = [
-        # Token and block rule are one law and are handled together.
-        (AcceptRule.TOKEN if rule is AcceptRule.BLOCK else rule, is_truncated(p))
-        for rule, p in zip(rules, params, strict=True)
-    ]
-    groups: dict[tuple[AcceptRule, bool], list[int]] = {}
-    for index, (kind, cut) in enumerate(kinds):
-        groups.setdefault((kind, cut and kind is not AcceptRule.GREEDY), []).append(index)
+    # Token and block rule are one law and are handled together.
+    laws = [AcceptRule.TOKEN if rule is AcceptRule.BLOCK else rule for rule in rules]
+    groups = _group(laws, params)
     is_block = np.array([rule is AcceptRule.BLOCK for rule in rules])
     outcomes = []
     for (kind, _), listed in groups.items():
@@ -113,15 +117,18 @@ def verify(
         outcomes.append(
             _verify_alike(kind, rows, highest, part, chosen, keys.take(members), is_block[members])
         )
-    if len(outcomes) == 1:
-        return outcomes[0], is_usable
-    order = np.argsort(np.concatenate([np.array(listed) for listed in groups.values()]))
-    back = drafted.tensor(order)
-    joined = (
-        torch.cat([getattr(outcome, field.name) for outcome in outcomes])[back]
-        for field in fields(Acceptance)
-    )
-    return Acceptance(*joined), is_usable
+    return _join(outcomes, [np.array(listed) for listed in groups.values()]), is_usable
+
+
+def _group(
+    rules: Sequence[AcceptRule], params: Sequence[SamplingParams]
+) -> dict[tuple[AcceptRule, Truncation], list[int]]:
+    """Places of the requests that are handled together."""
+    groups: dict[tuple[AcceptRule, Truncation], list[int]] = {}
+    for index, (rule, p) in enumerate(zip(rules, params, strict=True)):
+        cut = Truncation.NONE if rule is AcceptRule.GREEDY else truncation_of(p)
+        groups.setdefault((rule, cut), []).append(index)
+    return groups
 
 
 def _verify_alike(
@@ -133,7 +140,7 @@ def _verify_alike(
     keys: NoiseKeys,
     is_block: npt.NDArray[np.bool_],
 ) -> Acceptance:
-    """`verify` for sequences of one kind: all greedy, or all seeded or not and truncated or not."""
+    """`verify` for sequences of one kind: all greedy, or all seeded or not and cut alike."""
     if rule is AcceptRule.GREEDY:
         return matching_acceptance(argmax_lowest(logits, peaks), drafted, None)
     owner = np.repeat(np.arange(len(params)), drafted.num_drafted + 1)
@@ -144,6 +151,30 @@ def _verify_alike(
         positions = keys.positions[owner] + place
         samples = race(target, keys.seeds[owner], positions, logits.shape[-1])
         return matching_acceptance(samples, drafted, target)
+    wide = _wide_sequences(target, drafted)
+    if wide.all() or not wide.any():
+        return _draw(target, drafted, keys, is_block)
+    # A few wide rows among narrow ones would make all of them as wide.
+    outcomes, sides = [], [np.flatnonzero(~wide), np.flatnonzero(wide)]
+    for members in sides:
+        part, packed = _select(drafted, members)
+        rows = target.take(drafted.tensor(packed)).trimmed()
+        outcomes.append(_draw(rows, part, keys.take(members), is_block[members]))
+    return _join(outcomes, sides)
+
+
+def _wide_sequences(target: Rows, drafted: Drafted) -> npt.NDArray[np.bool_]:
+    """Sequences with a row of many entries; numpy bool [B]. Only looked at on a CPU, where the
+    arithmetic on these entries counts and reading their number costs nothing."""
+    widths = np.zeros(len(drafted.num_drafted), dtype=np.int64)
+    if target.ids is not None and target.weights.shape[1] > _WIDE and not target.weights.is_cuda:
+        widths = np.maximum.reduceat(target.num_entries().numpy(), drafted.first_rows)
+    return widths > _WIDE
+
+
+def _draw(
+    target: Rows, drafted: Drafted, keys: NoiseKeys, is_block: npt.NDArray[np.bool_]
+) -> Acceptance:
     law = acceptance_law(target, drafted, is_block)
     # The token after n accepted ones has its own position, so its noise is keyed by that of the
     # round's first token: one residual and one bonus draw a round, whatever n turns out to be.
@@ -156,9 +187,22 @@ def _verify_alike(
         rounds[:, None],
         np.array([Purpose.RESIDUAL, Purpose.BONUS]),
     )
-    noise = (torch.from_numpy(part).to(logits.device) for part in (accept, last))
+    noise = (torch.from_numpy(part).to(target.weights.device) for part in (accept, last))
     coins, draws = noise
     return draw(law, coins, draws[:, 0], draws[:, 1])
+
+
+def _join(outcomes: list[Acceptance], members: list[Int64s]) -> Acceptance:
+    """One outcome from those of groups of sequences, in the sequences' own order."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    order = torch.from_numpy(np.argsort(np.concatenate(members)))
+    back = order.to(outcomes[0].next_token.device)
+    joined = (
+        torch.cat([getattr(outcome, field.name) for outcome in outcomes])[back]
+        for field in fields(Acceptance)
+    )
+    return Acceptance(*joined)
 
 
 def _select(drafted: Drafted, members: Int64s) -> tuple[Drafted, Int64s]:
@@ -213,10 +257,7 @@ def draft_tokens(
         tokens = argmax_lowest(logits)
         tokens = tokens if vocab_ids is None else vocab_ids[tokens]
         return DraftedTokens(tokens, None, np.zeros(num_rows, dtype=np.bool_))
-    groups: dict[tuple[AcceptRule, bool], list[int]] = {}
-    for index, p in enumerate(params):
-        rule = rule_of(p, True, AcceptRule.TOKEN)
-        groups.setdefault((rule, is_truncated(p) and not p.is_greedy), []).append(index)
+    groups = _group([rule_of(p, True, AcceptRule.TOKEN) for p in params], params)
     tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
     probs = None
     has_row = np.zeros(num_rows, dtype=np.bool_)

@@ -13,12 +13,14 @@ the rows beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.sampling.candidates import Candidates, above, candidates, falling, first_true
+from paceline.sampling.native import keep_likely, weigh_rows
 from paceline.sampling.rows import Rows, row_sums
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ class WarpParameters:
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> WarpParameters:
-        """For rows that are all truncated or all not (see `is_truncated`), none of them greedy."""
+        """For rows of one kind of truncation, none of them greedy. Mixed kinds get their laws too,
+        but the last bits of a row can then depend on the kinds beside it."""
         return cls(
             temperature=torch.tensor(
                 [max(p.temperature, _LOWEST_TEMPERATURE) for p in params],
@@ -66,7 +69,7 @@ class WarpParameters:
             top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
             min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
             max_top_k=max((p.top_k for p in params), default=0),
-            is_truncated=any(is_truncated(p) for p in params),
+            is_truncated=any(truncation_of(p) for p in params),
             needs_totals=any(p.top_p < 1 and p.top_k == 0 for p in params),
         )
 
@@ -83,9 +86,23 @@ class WarpParameters:
         )
 
 
-def is_truncated(params: SamplingParams) -> bool:
-    """Whether some tokens get probability zero by top-k, top-p or min-p."""
-    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+class Truncation(IntEnum):
+    """What cuts a row off; rows of one kind are warped together, in the same way wherever they are.
+
+    NONE: nothing. RANK: top-k, perhaps with others. LIKELIHOOD: top-p or min-p alone.
+    """
+
+    NONE = 0
+    RANK = 1
+    LIKELIHOOD = 2
+
+
+def truncation_of(params: SamplingParams) -> Truncation:
+    """Which kind of truncation a request asks for."""
+    if params.top_k > 0:
+        return Truncation.RANK
+    is_cut = params.top_p < 1 or params.min_p > 0
+    return Truncation.LIKELIHOOD if is_cut else Truncation.NONE
 
 
 def argmax_lowest(logits: Tensor, peaks: Tensor | None = None) -> Tensor:
@@ -108,11 +125,21 @@ def warp(logits: Tensor, parameters: WarpParameters, peaks: Tensor | None = None
     peaks = (logits.amax(-1) if peaks is None else peaks).to(torch.float32)
     if parameters.is_truncated:
         return _truncated(logits, parameters, peaks)
+    weighed = weigh_rows(logits, peaks, parameters.temperature, keep=True)
+    if weighed is not None and weighed[0] is not None:
+        return Rows(weighed[0], weighed[1])
     weights = _weigh(logits.to(torch.float32, copy=True), peaks, parameters.temperature)
     return Rows(weights, row_sums(weights))
 
 
 def _truncated(logits: Tensor, parameters: WarpParameters, peaks: Tensor) -> Rows:
+    if parameters.max_top_k == 0:
+        likely = keep_likely(
+            logits, peaks, parameters.temperature, parameters.top_p, parameters.min_p
+        )
+        if likely is not None:
+            weights, ids = likely
+            return Rows(weights, weights.to(torch.float64).cumsum(-1)[:, -1], ids)
     whole = None
     if parameters.needs_totals:
         whole = totals(logits, peaks, parameters.temperature)
@@ -142,6 +169,9 @@ def _weigh(logits: Tensor, peaks: Tensor, temperature: Tensor) -> Tensor:
 
 def totals(logits: Tensor, peaks: Tensor, temperature: Tensor) -> Tensor:
     """Sum of the weights of each whole row: float64 [R]."""
+    weighed = weigh_rows(logits, peaks, temperature, keep=False)
+    if weighed is not None:
+        return weighed[1]
     buffer = torch.empty(_CHUNK, logits.shape[1], dtype=torch.float32, device=logits.device)
     sums = []
     for part, peak, heat in zip(

@@ -1,0 +1,73 @@
+"""Small C++ libraries, built once for this machine and kept in the user's cache.
+
+Needs a C++ compiler with OpenMP, as `torch.compile` does. Whoever uses this has another way where
+there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
+_FLOAT_FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
+_BUILD_SECONDS = 120
+_log = logging.getLogger(__name__)
+
+
+def build_library(source: Path) -> Path | None:
+    """The shared library of one source file, built now if it is not in the cache (some seconds,
+    once); None, with a line in the log, where it cannot be built."""
+    names = (os.environ.get("CXX"), "g++", "clang++", "c++")
+    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
+    if compiler is None:
+        _log.info("no C++ compiler found: %s runs on torch's own operations, slower", source.stem)
+        return None
+    try:
+        return _built(source, compiler)
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        _log.warning("%s cannot be built, torch's operations are used: %s", source.name, detail)
+        return None
+
+
+def _built(source: Path, compiler: str) -> Path:
+    flags = (*_FLAGS, *_FLOAT_FLAGS)
+    version = _run(compiler, "--version")
+    identity = (source.read_text(encoding="utf-8"), compiler, version, flags, _processor())
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "paceline" / "kernels"
+    target = folder / f"{source.stem}-{digest}.so"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        # Two processes may build at once; each moves a whole file into place.
+        handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+        os.close(handle)
+        try:
+            _run(compiler, *flags, str(source), "-o", name)
+            Path(name).replace(target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    return target
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=_BUILD_SECONDS
+    ).stdout
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
