@@ -53,6 +53,10 @@ DWELL = 8
 _GAIN_WEIGHT = 0.15
 LEAST_COPY_GAIN = 1.01
 PLAIN_EVERY = 256
+STALL = 1.25
+"""Time beyond this times the prediction is the machine's, which plain decoding would not have been
+spared: it is not charged to the ledger. What lies in it of a wrong prediction is charged as soon as
+the cost model has followed, within a few steps."""
 _MANY = 24
 _SCAN_EVERY = 4
 _CATCH_UP_LAG = 64
@@ -596,7 +600,8 @@ class Controller:
         plain = self.cost.step_seconds(base)
         alone = self.cost.step_seconds(without_prefill(base, num_decoding))
         equivalent = plain_equivalent(num_emitted, num_decoding, alone, plain - alone)
-        self.ledger = self.ledger.after_speculative(measured.total, equivalent)
+        charged = min(measured.total, STALL * self.cost.step_seconds(shape))
+        self.ledger = self.ledger.after_speculative(charged, equivalent)
         self.cost.observe(shape, measured)
         return equivalent
 

@@ -12,7 +12,9 @@ up (the level stops at 0), so they cannot pay for a long loss.
     plain decoding of the same step = one plain step with the same prefill rows
                                     + (emitted / sequences - 1) plain steps without them
 
-A plain step is its own reference, so that errors of prediction are never charged to it.
+A plain step is its own reference, so that errors of prediction are never charged to it. Of a
+speculative step that took far longer than predicted, the excess is the machine's (`STALL` in
+`controller`).
 """
 
 from __future__ import annotations
