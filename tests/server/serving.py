@@ -55,13 +55,18 @@ class Server:
 async def serving(
     answer: Callable[[Request], Sequence[str]] = echo,
     limits: EngineLimits = LIMITS,
+    step_s: float = 0.0,
     **settings: Any,
 ) -> AsyncIterator[Server]:
-    """The server runs inside the block and is shut down after it."""
+    """The server runs inside the block and is shut down after it.
+
+    step_s: how long a step of the engine takes; give it some where an answer has to last until
+    somebody reacts to it.
+    """
     engines: list[ScriptedEngine] = []
 
     def build_engine(deliver: Callable[[StepResult], None]) -> ScriptedEngine:
-        engines.append(ScriptedEngine(deliver, answer, limits))
+        engines.append(ScriptedEngine(deliver, answer, limits, step_s=step_s))
         return engines[0]
 
     listener = bind("127.0.0.1", 0)

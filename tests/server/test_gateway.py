@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_blocking")]
 
 
+STEP_S = 0.005
+
+
 def _endless(request: Request) -> Sequence[str]:
     return ["x"] * 4000
 
@@ -129,7 +132,7 @@ async def test_a_fault_of_ours_ends_one_connection_with_1011(
     def broken(self: Session, message: object) -> object:
         raise ZeroDivisionError
 
-    async with serving(_endless) as server, server.connect() as other:
+    async with serving(_endless, step_s=STEP_S) as server, server.connect() as other:
         await other.send(json.dumps({"type": "response.create", "input": "hi"}))
         await receive(other)
         async with server.connect() as client:
@@ -158,7 +161,7 @@ async def test_a_full_engine_says_so() -> None:
 
 
 async def test_cancel_ends_the_response_and_not_the_connection() -> None:
-    async with serving(_endless) as server, server.connect() as client:
+    async with serving(_endless, step_s=STEP_S) as server, server.connect() as client:
         await client.send(json.dumps({"type": "response.create", "input": "hi"}))
         created = await receive(client)
         while (await receive(client))["type"] != "response.output_text.delta":
@@ -174,7 +177,7 @@ async def test_cancel_ends_the_response_and_not_the_connection() -> None:
 
 
 async def test_a_killed_client_is_cancelled_at_the_next_step() -> None:
-    async with serving(_endless) as server:
+    async with serving(_endless, step_s=STEP_S) as server:
         async with server.connect(close_timeout=0) as client:
             await client.send(json.dumps({"type": "response.create", "input": "hi"}))
             await client.send(
@@ -197,7 +200,7 @@ async def test_a_killed_client_is_cancelled_at_the_next_step() -> None:
 
 
 async def test_a_binary_frame_without_the_subprotocol_is_closed_with_1003() -> None:
-    async with serving(_endless) as server, server.connect() as client:
+    async with serving(_endless, step_s=STEP_S) as server, server.connect() as client:
         await client.send(json.dumps({"type": "response.create", "input": "hi"}))
         await receive(client)
         await client.send(b"\x80")
@@ -329,7 +332,10 @@ async def test_draining_lets_responses_end_and_refuses_the_new() -> None:
 
 
 async def test_what_outlives_the_grace_time_is_cancelled_and_told_so() -> None:
-    async with serving(_endless, grace_period_s=0.0) as server, server.connect() as client:
+    async with (
+        serving(_endless, step_s=STEP_S, grace_period_s=0.0) as server,
+        server.connect() as client,
+    ):
         await client.send(json.dumps({"type": "response.create", "input": "hi"}))
         while (await receive(client))["type"] != "response.output_text.delta":
             pass

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
+STEP_S = 0.005
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT),
-    ("/v1/completions", {"prompt": "hello", "max_tokens": 1000}),
+    ("/v1/completions", {"prompt": "hello", "max_tokens": 4000}),
     ("/v1/responses", {"input": "hello"}),
-    ("/v1/fim/completions", {"prompt": "hello", "suffix": "x", "max_tokens": 1000}),
-    ("/infill", {"input_prefix": "hello", "input_suffix": "x", "n_predict": 1000}),
+    ("/v1/fim/completions", {"prompt": "hello", "suffix": "x", "max_tokens": 4000}),
+    ("/infill", {"input_prefix": "hello", "input_suffix": "x", "n_predict": 4000}),
 ]
 
 
@@ -61,7 +62,7 @@ def _request(server: Server, path: str, body: dict[str, Any]) -> socket.socket:
 async def test_a_client_that_leaves_cancels_within_one_step(
     path: str, body: dict[str, Any], is_stream: bool
 ) -> None:
-    async with serving(_endless) as server:
+    async with serving(_endless, step_s=STEP_S) as server:
         client = await anyio.to_thread.run_sync(
             _request, server, path, body | {"stream": is_stream}
         )
@@ -74,7 +75,7 @@ async def test_a_client_that_leaves_cancels_within_one_step(
 
 
 async def test_all_choices_of_a_client_that_leaves_are_cancelled() -> None:
-    async with serving(_endless) as server:
+    async with serving(_endless, step_s=STEP_S) as server:
         client = await anyio.to_thread.run_sync(
             _request, server, "/v1/chat/completions", CHAT | {"n": 5, "stream": True}
         )
@@ -151,7 +152,7 @@ async def test_running_answers_may_end_while_the_server_leaves() -> None:
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 async def test_what_the_server_cancels_ends_with_an_error(is_stream: bool) -> None:
     async with (
-        serving(_endless) as server,
+        serving(_endless, step_s=STEP_S) as server,
         httpx.AsyncClient(base_url=server.http_url) as http,
         anyio.create_task_group() as tasks,
     ):
