@@ -80,7 +80,8 @@ class Exchange(SessionShell):
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._log.info("client left", num_cancelled=self.session.num_open)
+        if self.session.num_open:  # else it has its answer
+            self._log.info("client left", num_cancelled=self.session.num_open)
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
 
