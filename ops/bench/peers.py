@@ -23,6 +23,7 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import statistics
 import subprocess
@@ -182,6 +183,8 @@ class TransformersPeer:
 
 def main() -> None:
     arguments = _arguments()
+    # Ended from outside, the servers must end too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     longest = max(arguments.contexts) + arguments.tokens + 64
     peers: list[Peer] = []
     times: defaultdict[tuple[str, int, int], list[dict[str, float]]] = defaultdict(list)
