@@ -185,6 +185,7 @@ async def test_a_killed_client_is_cancelled_at_the_next_step() -> None:
             )
             while (await receive(client))["type"] != "response.output_text.delta":
                 pass
+            await server.wait_until(lambda: server.engine.num_running == 2)
             server.engine.pause()
             # A reset instead of a closing handshake, as when the process is killed.
             raw = client.transport.get_extra_info("socket")
