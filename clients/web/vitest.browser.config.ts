@@ -6,7 +6,7 @@ export default defineConfig({
     include: ["test/browser/**/*.spec.ts"],
     environment: "node",
     fileParallelism: false,
-    testTimeout: 120_000,
+    testTimeout: 300_000,
     hookTimeout: 240_000,
   },
 });

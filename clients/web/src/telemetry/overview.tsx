@@ -15,11 +15,7 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
   const { server } = sample;
   const active = sample.sessions.filter((session) => session.active);
   const rates = active.flatMap((each) => (each.acceptance === null ? [] : [each.acceptance]));
-  const drafted = active.flatMap((each) => {
-    const gamma = recorder.sessions.get(`${each.session_id}/${each.lane ?? ""}`)?.gamma;
-    return gamma == null ? [] : [gamma];
-  });
-  const gamma = drafted.length === 0 ? null : drafted.reduce((a, b) => a + b) / drafted.length;
+  const { time } = sample;
   return (
     <dl class="tiles">
       <Tile label="Sessions" value={whole(server?.num_sessions ?? sample.sessions.length)} />
@@ -28,9 +24,9 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
         value={whole(server?.num_running ?? active.length)}
         more={server === null ? undefined : `${server.num_waiting} in the queue`}
       />
-      <Tile label="Tokens per second" value={one(recorder.tokensPerSecond)} />
+      <Tile label="Tokens per second" value={or(recorder.server.at(time, "tokens_per_second"), one)} />
       <Tile label="Acceptance" value={or(quantile(rates, 0.5), share)} more="median of sessions" />
-      <Tile label="Drafted per step" value={or(gamma, one)} />
+      <Tile label="Drafted per step" value={or(recorder.server.at(time, "gamma"), one)} />
       {server !== null && (
         <>
           <Tile

@@ -84,7 +84,7 @@ export default function TelemetryPage() {
               <p class="telemetry-empty">No session has asked for anything yet.</p>
             ) : (
               <SessionsTable
-                sessions={sample.sessions}
+                sample={sample}
                 recorder={recorder}
                 selected={selected}
                 onSelect={setSelected}
@@ -92,7 +92,12 @@ export default function TelemetryPage() {
             )}
           </div>
           {history !== undefined && (
-            <SessionDetail history={history} view={view} onClose={() => setSelected(null)} />
+            <SessionDetail
+              history={history}
+              sample={sample}
+              view={view}
+              onClose={() => setSelected(null)}
+            />
           )}
         </div>
       )}

@@ -75,8 +75,6 @@ export class Recorder {
   readonly problem = signal<string | null>(null);
   readonly server = new Ring(SERVER_COLUMNS, CAPACITY);
   readonly sessions = new Map<string, SessionHistory>();
-  /** Of the last two seconds. */
-  tokensPerSecond = 0;
   private readonly speeds: number[] = [];
   private numWatchers = 0;
 
@@ -141,11 +139,11 @@ export class Recorder {
         : (server.tokens_per_second ?? 0),
     );
     if (this.speeds.length > NUM_AVERAGED) this.speeds.shift();
-    this.tokensPerSecond = this.speeds.reduce((sum, each) => sum + each) / this.speeds.length;
+    const speed = this.speeds.reduce((sum, each) => sum + each) / this.speeds.length;
     const isBusy = server === null ? active.length > 0 : server.num_running > 0;
     const whenBusy = (value: number | null): number | null => (isBusy ? value : null);
     this.server.push(sample.time, [
-      this.tokensPerSecond,
+      speed,
       whenBusy(server?.draft_ms ?? sum("draft_ms")),
       whenBusy(server?.verify_ms ?? sum("verify_ms")),
       whenBusy(server?.sample_ms ?? sum("sample_ms")),

@@ -58,6 +58,16 @@ export class Ring {
     return [times, ...found];
   }
 
+  /** The value of the newest sample that is not after a time; null when it has none. */
+  at(time: number, name: string): number | null {
+    const index = this.names.indexOf(name);
+    if (index < 0) throw new Error(`no column ${name}`);
+    const after = this.firstAt(time + 1e-6);
+    if (after === 0) return null;
+    const value = this.columns[index]?.[(this.start + after - 1) % this.capacity] ?? Number.NaN;
+    return Number.isNaN(value) ? null : value;
+  }
+
   private firstAt(from: number): number {
     let low = 0;
     let high = this.count;

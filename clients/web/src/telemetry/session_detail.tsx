@@ -3,9 +3,10 @@ import { useEffect, useRef } from "preact/hooks";
 import { reasonAlone } from "../chat/measures";
 import { IconButton } from "../shell/icons";
 import { Chart, type Series } from "./chart";
+import type { TelemetrySample } from "../protocol.generated";
 import { ms, nameOf, one, or, share, two } from "./format";
 import type { View } from "./overview";
-import type { SESSION_COLUMNS, SessionHistory } from "./recorder";
+import { type SESSION_COLUMNS, type SessionHistory, keyOf } from "./recorder";
 
 const SPEED: Series[] = [{ label: "tokens/s", colour: "var(--series-1)" }];
 const ACCEPTANCE: Series[] = [{ label: "acceptance", colour: "var(--series-1)" }];
@@ -20,13 +21,16 @@ const STAGES: Series[] = [
   { label: "other", colour: "var(--series-4)" },
 ];
 
+/** sample: what is shown, which in a pause is not the newest. */
 export function SessionDetail(props: {
   history: SessionHistory;
+  sample: TelemetrySample;
   view: View;
   onClose: () => void;
 }) {
-  const { history, view } = props;
-  const session = history.latest;
+  const { history, sample, view } = props;
+  const session = sample.sessions.find((each) => keyOf(each) === history.key) ?? history.latest;
+  const changes = history.changes.filter((change) => change.time <= sample.time).toReversed();
   const name = nameOf(session);
   const heading = useRef<HTMLHeadingElement>(null);
   useEffect(() => heading.current?.focus(), [history.key]);
@@ -50,7 +54,7 @@ export function SessionDetail(props: {
         <Fact label="State" value={session.active ? "answering" : "idle"} />
         <Fact label="Drafter" value={session.drafter} />
         <Fact label="Acceptance" value={or(session.acceptance, share)} />
-        <Fact label="Drafted per step" value={or(history.gamma, one)} />
+        <Fact label="Drafted per step" value={or(history.ring.at(sample.time, "gamma"), one)} />
         <Fact label="Tokens per step" value={or(session.tokens_per_step, two)} />
         <Fact label="Tokens per second" value={or(session.tokens_per_second, one)} />
         <Fact label="First token" value={or(session.time_to_first_token_ms, ms)} />
@@ -101,7 +105,7 @@ export function SessionDetail(props: {
       <section>
         <h3>Gate</h3>
         <ol class="gate-changes">
-          {history.changes.toReversed().map((change) => (
+          {changes.map((change) => (
             <li key={change.time}>
               <time>{new Date(change.time * 1000).toLocaleTimeString()}</time>
               <span class="gate" data-gate={change.gate}>

@@ -5,7 +5,7 @@
 import { memo } from "preact/compat";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { reasonAlone } from "../chat/measures";
-import type { SessionTelemetry } from "../protocol.generated";
+import type { SessionTelemetry, TelemetrySample } from "../protocol.generated";
 import { ms, nameOf, one, or, share, two } from "./format";
 import { keyOf, type Recorder } from "./recorder";
 
@@ -32,8 +32,9 @@ const COLUMNS: readonly { id: SortColumn; label: string; isNumber: boolean }[] =
   { id: "first", label: "First token", isNumber: true },
 ];
 
+/** sample: what is shown, which in a pause is not the newest. */
 export function SessionsTable(props: {
-  sessions: readonly SessionTelemetry[];
+  sample: TelemetrySample;
   recorder: Recorder;
   selected: string | null;
   onSelect: (key: string) => void;
@@ -42,9 +43,10 @@ export function SessionsTable(props: {
     id: "speed",
     isDown: true,
   });
-  const rows = props.sessions.map((session): Row => {
+  const { sessions, time } = props.sample;
+  const rows = sessions.map((session): Row => {
     const key = keyOf(session);
-    return { key, session, gamma: props.recorder.sessions.get(key)?.gamma ?? null };
+    return { key, session, gamma: props.recorder.sessions.get(key)?.ring.at(time, "gamma") ?? null };
   });
   rows.sort((one, other) => {
     if (one.session.active !== other.session.active) return one.session.active ? -1 : 1;

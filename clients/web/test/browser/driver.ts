@@ -9,8 +9,11 @@ const ROOT = fileURLToPath(new URL("../../../..", import.meta.url));
 const PYTHON = process.env["PACELINE_PYTHON"] ?? `${ROOT}/.venv/bin/python`;
 const CHROMIUM = process.env["PACELINE_CHROMIUM"] ?? "/usr/bin/chromium";
 
-export function launch(): Promise<Browser> {
-  return chromium.launch({
+/** A machine that is busy with other things is no reason to fail. */
+const PATIENCE_MS = 100_000;
+
+export async function launch(): Promise<Browser> {
+  const browser = await chromium.launch({
     executablePath: CHROMIUM,
     args: [
       "--headless",
@@ -23,6 +26,13 @@ export function launch(): Promise<Browser> {
       "--disable-sync",
     ],
   });
+  const newContext = browser.newContext.bind(browser);
+  browser.newContext = async (options) => {
+    const context = await newContext(options);
+    context.setDefaultTimeout(PATIENCE_MS);
+    return context;
+  };
+  return browser;
 }
 
 /** A server process; its lines after the first are kept. */

@@ -6,6 +6,7 @@ import { Server, answered, lastAnswer, launch, open, say, seen } from "./driver"
 
 const NUM_SESSIONS = 20;
 const OPTIONS = ["--kv-memory", "512MiB"];
+const TIMEOUT_MS = 600_000;
 
 let browser: Browser;
 let server: Server;
@@ -108,7 +109,7 @@ test("an answer streams, is stopped, made again, edited and survives a reload", 
   await page.locator(".tokens [data-source]").first().waitFor();
   expect(errors).toEqual([]);
   await context.close();
-});
+}, TIMEOUT_MS);
 
 test("the server restarts in mid-conversation, and the conversation goes on", async () => {
   const context = await browser.newContext();
@@ -129,7 +130,7 @@ test("the server restarts in mid-conversation, and the conversation goes on", as
   expect(await page.getByRole("article", { name: "Answer" }).count()).toBe(2);
   expect((await lastAnswer(page).locator(".markdown").innerText()).length).toBeGreaterThan(5);
   await context.close();
-});
+}, TIMEOUT_MS);
 
 test("telemetry shows twenty live sessions, and one of them in detail", async () => {
   const context = await browser.newContext({ viewport: { width: 1400, height: 1000 } });
@@ -150,4 +151,4 @@ test("telemetry shows twenty live sessions, and one of them in detail", async ()
   await context.close();
   const other = await open(await browser.newContext(), server.url);
   await sampleWith(other.page, "sample.server.num_running === 0"); // all twenty were freed
-});
+}, TIMEOUT_MS);

@@ -16,7 +16,9 @@ afterAll(async () => {
   await server.stop();
 });
 
-async function watch(options: MockOptions, visit: (page: Page) => Promise<void>): Promise<void> {
+type Visit = (page: Page, counter: { sent: number }) => Promise<void>;
+
+async function watch(options: MockOptions, visit: Visit): Promise<void> {
   const context = await browser.newContext({ viewport: { width: 1400, height: 1000 } });
   const page = await context.newPage();
   const errors: string[] = [];
@@ -24,7 +26,7 @@ async function watch(options: MockOptions, visit: (page: Page) => Promise<void>)
     if (message.type() === "error" || message.type() === "warning") errors.push(message.text());
   });
   page.on("pageerror", (error) => errors.push(String(error)));
-  await mockTelemetry(page, options);
+  const counter = await mockTelemetry(page, options);
   await page.addInitScript(() => {
     const Original = window.WebSocket;
     window.WebSocket = class extends Original {
@@ -35,7 +37,7 @@ async function watch(options: MockOptions, visit: (page: Page) => Promise<void>)
     };
   });
   await page.goto(`${server.url}/telemetry`);
-  await visit(page);
+  await visit(page, counter);
   await context.close();
   expect(errors).toEqual([]);
 }
@@ -70,16 +72,20 @@ test("a session's detail opens by mouse and keyboard, and closes", () =>
   }));
 
 test("a pause holds everything still while samples go on, and then catches up", () =>
-  watch({ numSessions: 20, everyMs: 100 }, async (page) => {
+  watch({ numSessions: 20, everyMs: 100 }, async (page, counter) => {
     await page.locator(".session-link").first().waitFor();
     await page.getByRole("button", { name: "Pause" }).click();
-    const shown = () => page.locator(".telemetry-main").innerText();
+    await page.getByRole("button", { name: "Paused: go on" }).waitFor();
+    await page.locator(".session-link").nth(1).click();
+    await page.getByRole("complementary", { name: "Session detail" }).waitFor();
+    const shown = () => page.locator(".telemetry-body").innerText();
     const held = await shown();
-    await page.waitForTimeout(1000);
+    const { sent } = counter;
+    while (counter.sent < sent + 8) await page.waitForTimeout(100);
     expect(await shown()).toBe(held);
     await page.getByRole("button", { name: "Paused: go on" }).click();
     await page.waitForFunction(
-      (before) => (document.querySelector(".telemetry-main") as HTMLElement).innerText !== before,
+      (before) => (document.querySelector(".telemetry-body") as HTMLElement).innerText !== before,
       held,
     );
   }));

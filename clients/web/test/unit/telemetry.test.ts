@@ -33,6 +33,19 @@ describe("a ring", () => {
     expect(ring.between(0, 9, ["a"])).toEqual([[2], [1]]);
   });
 
+  test("gives what was known at a time", () => {
+    const ring = new Ring(["a"], 3);
+    for (let time = 1; time <= 4; time += 1) ring.push(time, [time === 3 ? null : time * 10]);
+    expect([1, 2, 2.5, 3, 4, 9].map((time) => ring.at(time, "a"))).toEqual([
+      null,
+      20,
+      20,
+      null,
+      40,
+      40,
+    ]);
+  });
+
   test("knows its columns", () => {
     expect(() => new Ring(["a"], 4).between(0, 1, ["b"])).toThrow("no column b");
   });
