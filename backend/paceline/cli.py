@@ -117,6 +117,13 @@ def serve(
     grace_period_s: Annotated[
         float | None, typer.Option(help="Time for running answers after SIGTERM.")
     ] = None,
+    allow_forced_speculation: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-forced-speculation/--no-forced-speculation",
+            help="Whether requests may bypass the gates.",
+        ),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_prompts: Annotated[
         bool | None,

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.core.events import EngineStatus, Gate, StepTimes
+from paceline.core.events import (
+    EngineStatus,
+    FinishEvent,
+    FinishReason,
+    Gate,
+    SpeculationSummary,
+    StepTimes,
+    Usage,
+)
 from paceline.core.statistics import EngineTotals, SessionStatus, SpeculationStatus
 from paceline.server.outbox import Outbox
+from paceline.server.shell import gen_ai_attributes
 from paceline.server.telemetry import server_telemetry, session_telemetry
 from paceline_protocol.events import TelemetrySample
 from tests.server.serving import ask, receive, serving
@@ -150,3 +159,24 @@ def test_totals_have_a_place_for_each_bucket() -> None:
     totals = EngineTotals()
     assert len(totals.accepted_per_position) == 16
     assert len(totals.step_token_counts) == 14
+
+
+def test_logs_have_the_names_of_the_semantic_conventions() -> None:
+    event = FinishEvent("resp_1", FinishReason.STOP, Usage(7, 3, 5), SpeculationSummary())
+    attributes = gen_ai_attributes(event)
+    assert attributes["gen_ai.usage.input_tokens"] == 7
+    assert attributes["gen_ai.usage.output_tokens"] == 5
+    assert attributes["gen_ai.response.finish_reasons"] == ["stop"]
+    assert "error.type" not in attributes
+
+
+async def test_operators_can_forbid_forced_speculation() -> None:
+    async with (
+        serving(allow_forced_speculation=False) as server,
+        server.connect() as client,
+    ):
+        [refusal] = await ask(client, "hello", paceline={"speculation": "on"})
+        assert refusal["error"]["param"] == "paceline.speculation"
+        assert (await ask(client, "hello", paceline={"speculation": "auto"}))[-1]["type"] == (
+            "response.completed"
+        )

@@ -69,6 +69,8 @@ class ServeConfig:
     may have at once. max_stored_tokens: what one connection may keep for `previous_response_id`.
     send_deadline_s: how long a client may read nothing. grace_period_s: how long running answers
     may go on after SIGTERM.
+    allow_forced_speculation: whether requests may ask for `speculation: "on"`, which bypasses gates
+    and ledger and so may cost everybody time.
     log_prompts: write prompts and answers into the log.
 
     Raises ConfigError naming the field and what would be right.
@@ -100,6 +102,7 @@ class ServeConfig:
     max_stored_tokens: int = 65536
     send_deadline_s: float = 30.0
     grace_period_s: float = 30.0
+    allow_forced_speculation: bool = True
     log_level: str = "info"
     log_prompts: bool = False
 

@@ -163,6 +163,7 @@ def session_settings(
         max_lanes=config.max_lanes,
         max_open=REQUESTS_PER_LANE * config.max_lanes,
         max_stored_tokens=config.max_stored_tokens,
+        allow_forced=config.allow_forced_speculation,
         default_sampling=default_sampling,
         token_bytes=codec.token_bytes,
         style=AnswerStyle.of(codec),

@@ -180,6 +180,7 @@ class SessionShell(ABC):
         summary = event.summary
         self._log.info(
             "response finished",
+            **gen_ai_attributes(event),
             response_id=event.request_id,
             step=self._bridge.status.step,
             finish_reason=event.reason.value,
@@ -193,6 +194,21 @@ class SessionShell(ABC):
             time_to_first_token_ms=_rounded(summary.time_to_first_token_ms),
             generation_ms=_rounded(summary.generation_ms),
         )
+
+
+def gen_ai_attributes(event: FinishEvent) -> dict[str, object]:
+    """What OpenTelemetry's semantic conventions for generative AI have a name for."""
+    attributes: dict[str, object] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "paceline",
+        "gen_ai.response.id": event.request_id,
+        "gen_ai.response.finish_reasons": [event.reason.value],
+        "gen_ai.usage.input_tokens": event.usage.num_prompt,
+        "gen_ai.usage.output_tokens": event.usage.num_output,
+    }
+    if event.error_code is not None:
+        attributes["error.type"] = event.error_code
+    return attributes
 
 
 def _rounded(milliseconds: float | None) -> float | None:
