@@ -13,6 +13,7 @@ from paceline.server.http.completions import parse_completion
 from paceline.server.http.endpoint import Endpoint
 from paceline.server.http.errors import Refusal, error_response
 from paceline.server.http.infill import parse_infill
+from paceline.server.http.openapi import openapi_document
 from paceline.server.http.responses import parse_response
 from paceline_protocol.errors import ErrorCode, ProtocolError
 
@@ -41,8 +42,13 @@ def http_routes(gateway: Gateway) -> Sequence[Route]:
             for path, parse in generating.items()
         ),
         Route("/v1/models", models.all, methods=["GET"]),
+        Route("/openapi.json", _openapi, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
     ]
+
+
+async def _openapi(request: Request) -> Response:
+    return _json(openapi_document())
 
 
 class _Models:
