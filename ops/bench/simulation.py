@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.cache.prefix import PrefixCache
-from paceline.core.controller import (
-    COPY_DEPTH,
-    MODEL_DEPTH,
-    Controller,
-    ControllerSettings,
-    match_cell,
+from paceline.core.controller import Controller, ControllerSettings
+from paceline.core.controller_depth import (
+    DraftOffer,
+    choose_depths,
+    plain_tokens,
     without_prefill,
 )
-from paceline.core.controller_depth import DraftOffer, choose_depths, plain_tokens
 from paceline.core.controller_ledger import TOLERANCE, plain_equivalent
+from paceline.core.controller_session import COPY_DEPTH, MODEL_DEPTH, match_cell
 from paceline.core.cost import CostModel, CostTable, Curve, StageSeconds, StepShape
 from paceline.core.events import Gate, StepTimes
 from paceline.core.limits import EngineLimits
@@ -360,7 +359,7 @@ class Simulation:
                 continue
             self._step()
         self.report.gate_flips = self.controller.num_gate_flips
-        self.report.load_flips = self.controller.num_load_flips
+        self.report.load_flips = self.controller.load_gate.num_flips
         return self.report
 
     def _admit(self) -> None:

@@ -6,18 +6,16 @@ import random
 
 import pytest
 
-from paceline.core.controller import (
+from paceline.core.controller import PLAIN_EVERY, Controller, ControllerSettings
+from paceline.core.controller_depth import without_prefill
+from paceline.core.controller_session import (
     COPY_DEPTH,
     MODEL_DEPTH,
-    PLAIN_EVERY,
     Candidate,
     Choice,
-    Controller,
-    ControllerSettings,
     SessionControl,
     match_cell,
     temperature_bucket,
-    without_prefill,
 )
 from paceline.core.cost import CostModel, CostTable, Curve, StageSeconds, StepShape
 from paceline.core.events import Gate
@@ -267,7 +265,7 @@ def test_swings_of_load_do_not_thrash() -> None:
         for count in (1, 48):
             for _ in range(50):
                 step(control, count, 0.6, rng)
-    assert control.num_load_flips <= 20
+    assert control.load_gate.num_flips <= 20
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.cache.kv_tensors import KVShape, KVTensors
-from paceline.core.controller import PLAIN
+from paceline.core.controller_session import PLAIN
 from paceline.core.limits import EngineLimits
 from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
 from paceline.engine.assembly import HeadPart, ModelPart, assemble

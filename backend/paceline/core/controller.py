@@ -2,7 +2,8 @@
 
     session gate   per session and drafter: is its acceptance worth it?     controller_gate
     load gate      per step: the number of drafted tokens for each session that maximises
-                   committed tokens per second; 0 when compute-bound        controller_depth
+                   committed tokens per second; 0 when compute-bound        controller_depth,
+                   for the draft model with hysteresis                      controller_load
     ledger         for the server: never more than 3 % and a little         controller_ledger
 
 Deterministic and without a clock: what it decides follows from what it was told, so any run can be
@@ -13,8 +14,8 @@ tokens alone; a drafted token never influences how many are drafted.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.core import controller_gate as gates
 from paceline.core.controller_depth import (
@@ -25,15 +26,24 @@ from paceline.core.controller_depth import (
     plain_tokens,
     steady_gain,
     steady_seconds,
+    without_prefill,
 )
-from paceline.core.controller_estimate import (
-    Baseline,
-    CellEstimate,
-    SessionEstimate,
-    survivals,
-)
+from paceline.core.controller_estimate import Baseline, survivals
 from paceline.core.controller_gate import GateState
 from paceline.core.controller_ledger import Ledger, plain_equivalent
+from paceline.core.controller_load import LoadGate
+from paceline.core.controller_session import (
+    COPY_DEPTH,
+    MATCH_PRIORS,
+    MODEL_DEPTH,
+    MODEL_PRIORS,
+    PLAIN,
+    Candidate,
+    Choice,
+    SessionControl,
+    Why,
+    match_cell,
+)
 from paceline.core.controller_words import words
 from paceline.core.events import Gate
 from paceline.core.request import DrafterKind
@@ -44,121 +54,19 @@ if TYPE_CHECKING:
 
     from paceline.core.cost import CostModel, StageSeconds, StepShape
 
-MODEL_DEPTH = 6
-COPY_DEPTH = 16
-
-OPEN_FROM = 1.03
-CLOSE_BELOW = 1.01
-DWELL = 8
-_GAIN_WEIGHT = 0.15
 LEAST_COPY_GAIN = 1.01
 PLAIN_EVERY = 256
 STALL = 1.25
 """Time beyond this times the prediction is the machine's, which plain decoding would not have been
 spared: it is not charged to the ledger. What lies in it of a wrong prediction is charged as soon as
 the cost model has followed, within a few steps."""
-_MANY = 24
-_SCAN_EVERY = 4
 _CATCH_UP_LAG = 64
-_CATCH_UP_SHARE = 0.25
-_IN_STEP = 4
 _HORIZON = 32
 _SCORED = 64
 _LEAST_SCORED = 8
 _MAX_SESSIONS = 4096
 _HOPEFUL = 0.8
-# n-gram matches by length: 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens.
-_MATCH_CELLS = (0, 0, 0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4)
-_MATCH_PRIORS = (0.3, 0.45, 0.55, 0.65, 0.85, 0.93)
 _MATCH_WEIGHT = 24.0
-# Greedy, cool, usual and hot sampling, and sampled verification.
-_MODEL_PRIORS = (0.65, 0.6, 0.55, 0.4, 0.4)
-
-
-def temperature_bucket(temperature: float, *, is_seeded: bool = False) -> int:
-    """Acceptance differs most between these: greedy, cool, usual, hot, and seeded requests, whose
-    drafts have to meet the target's own sample."""
-    if temperature == 0.0:
-        return 0
-    if is_seeded:
-        return 4
-    return 1 if temperature < 0.5 else 2 if temperature <= 1.1 else 3
-
-
-def match_cell(match_length: int) -> int:
-    """The cell of the n-gram baseline for a match of so many tokens."""
-    return 5 if match_length >= 16 else _MATCH_CELLS[match_length]
-
-
-def without_prefill(base: StepShape, num_decoding: int) -> StepShape:
-    """The decoding part of a step in which nothing was forced; forced drafts stay in."""
-    forced = max(0, base.num_logits - base.num_sequences)
-    rows = num_decoding + forced
-    return base._replace(
-        num_sequences=num_decoding, num_rows=min(base.num_rows, rows), num_logits=rows
-    )
-
-
-class Why(NamedTuple):
-    """Why a session drafted what it did, in numbers; `Controller.reason` puts it in words."""
-
-    kind: str
-    numbers: tuple[float, ...] = ()
-
-
-@dataclass(slots=True)
-class SessionControl:
-    """What is known of one session; it outlives requests."""
-
-    key: str
-    copy_gate: GateState = field(default_factory=GateState)
-    model_gate: GateState = field(default_factory=GateState)
-    copy_estimate: CellEstimate = field(default_factory=lambda: CellEstimate(len(_MATCH_PRIORS)))
-    model_estimate: SessionEstimate = field(default_factory=SessionEstimate)
-    copy_cell: int = 3
-    model_depth: int = 0
-    num_emitted: int = 0
-    has_model: bool = False
-    why: Why = Why("new")
-
-    @property
-    def gate(self) -> Gate:
-        """One word for the session: on if any drafter may draft for it."""
-        if self.copy_gate.gate is Gate.ON or (self.has_model and self.model_gate.gate is Gate.ON):
-            return Gate.ON
-        return Gate.PROBING if self.model_gate.gate is Gate.PROBING else Gate.OFF
-
-
-class Candidate(NamedTuple):
-    """One decoding sequence that leaves the choice to us.
-
-    limit: tokens that may be drafted for it now. copy_tokens, match_length: what the n-gram look-up
-    found. model_tokens: what the draft model could draft, 0 without one; model_lag: known tokens
-    that it has not computed. num_remaining: tokens that the request may still emit.
-    """
-
-    session: SessionControl
-    limit: int
-    temperature: int
-    is_drawn: bool
-    copy_tokens: int = 0
-    match_length: int = 0
-    model_tokens: int = 0
-    model_lag: int = 0
-    num_remaining: int = 1 << 30
-
-
-class Choice(NamedTuple):
-    """What one sequence does in a step. num_scored: newest known tokens whose probability under
-    the draft model is asked for (a probe). catches_up: the draft model may compute its lag."""
-
-    drafter: DrafterKind = DrafterKind.NONE
-    num_drafted: int = 0
-    num_scored: int = 0
-    catches_up: bool = False
-
-
-PLAIN = Choice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +85,13 @@ class Controller:
         full = cost.target_seconds(settings.max_sequences, 0, settings.max_sequences)
         self.ledger = Ledger(settings.ledger_steps * full)
         self.num_gate_flips = 0
-        self.num_load_flips = 0
-        self.is_load_open = True
-        self._load_gain = 1.1
-        self._num_since_flip = DWELL
         self._num_since_plain = 0
-        self._num_since_scan = 0
         self._load_is_low: bool | None = None
+        self.load_gate = LoadGate(cost, self._model_offer)
         self._sessions: OrderedDict[str, SessionControl] = OrderedDict()
-        self._copy_base = Baseline(_MATCH_PRIORS, _MATCH_WEIGHT)
+        self._copy_base = Baseline(MATCH_PRIORS, _MATCH_WEIGHT)
         self._model_base = Baseline(
-            [prior for prior in _MODEL_PRIORS for _ in range(MODEL_DEPTH)], gates.LEAST_EXAMINED
+            [prior for prior in MODEL_PRIORS for _ in range(MODEL_DEPTH)], gates.LEAST_EXAMINED
         )
 
     def session(self, key: str) -> SessionControl:
@@ -211,7 +115,7 @@ class Controller:
         base: the step with nothing drafted for them (but prefill rows and whatever was forced).
         num_decoding: all decoding sequences of the step, candidates or not.
         """
-        self._num_since_flip += 1
+        self.load_gate.begin_step()
         self._load_is_low = None
         if not candidates:
             return []
@@ -230,7 +134,7 @@ class Controller:
             if found.rate >= LEAST_COPY_GAIN * plain.rate:
                 best = found
         if self.cost.has_draft:
-            best, offers = self._with_model(base, decoding, candidates, copies, best, worth)
+            best, offers = self.load_gate.choose(base, decoding, candidates, copies, best, worth)
         if any(best.counts):
             shape = drafting_shape(base, offers, best.counts)
             worst = self.cost.step_seconds(shape)
@@ -278,114 +182,6 @@ class Controller:
         first = bucket * MODEL_DEPTH
         last = first + MODEL_DEPTH - 1
         return survivals(session.model_estimate, self._model_base, first, depth, last)
-
-    def _with_model(
-        self,
-        base: StepShape,
-        decoding: StepShape,
-        candidates: Sequence[Candidate],
-        copies: list[DraftOffer],
-        best: Depths,
-        worth: float,
-    ) -> tuple[Depths, list[DraftOffer]]:
-        """The better of `best` and drafting with the model where that promises more, with
-        hysteresis and dwell: reopening costs the draft model its catching up."""
-        if not self.is_load_open and self._num_since_flip < DWELL:
-            return best, copies
-        self._num_since_scan += 1
-        interval = 1 if len(candidates) < _MANY else _SCAN_EVERY
-        if self._num_since_scan < interval:
-            return (
-                self._as_before(candidates, copies, best) if self.is_load_open else (best, copies)
-            )
-        self._num_since_scan = 0
-        for candidate in candidates:
-            candidate.session.model_depth = 0
-        model_seconds = copy_seconds = None
-        mixed = []
-        is_asked = False
-        for candidate, copy in zip(candidates, copies, strict=True):
-            offer = self._model_offer(candidate)
-            if not offer.survivals:
-                mixed.append(copy)
-                continue
-            if copy.survivals:
-                if model_seconds is None or copy_seconds is None:
-                    model_seconds = self._steady(decoding, uses_model=True)
-                    copy_seconds = self._steady(decoding, uses_model=False)
-                gain = steady_gain(offer.survivals, model_seconds)
-                if gain <= steady_gain(copy.survivals, copy_seconds):
-                    mixed.append(copy)
-                    continue
-            is_asked = True
-            mixed.append(offer)
-        if not is_asked:
-            return best, copies
-        found = choose_depths(self.cost, base, worth, mixed)
-        weight = 1.0 - (1.0 - _GAIN_WEIGHT) ** interval
-        self._load_gain += weight * (found.rate / best.rate - self._load_gain)
-        if self._num_since_flip >= DWELL:
-            if self.is_load_open and self._load_gain < CLOSE_BELOW:
-                self._flip(is_open=False)
-            elif not self.is_load_open and self._load_gain >= OPEN_FROM:
-                self._flip(is_open=True)
-        if not self.is_load_open:
-            return best, copies
-        staggered = self._staggered(mixed, copies, found.counts, base)
-        if staggered is not mixed:
-            found, mixed = choose_depths(self.cost, base, worth, staggered), staggered
-        if found.rate <= best.rate:
-            return best, copies
-        for candidate, offer, count in zip(candidates, mixed, found.counts, strict=True):
-            if offer.uses_model:
-                candidate.session.model_depth = count
-        return found, mixed
-
-    def _as_before(
-        self, candidates: Sequence[Candidate], copies: list[DraftOffer], best: Depths
-    ) -> tuple[Depths, list[DraftOffer]]:
-        """With many sessions the depths of model drafts are found anew every few steps only: they
-        rest on estimates that move slowly. Look-ups come and go and are decided in every step."""
-        counts, offers = list(best.counts), list(copies)
-        for index, candidate in enumerate(candidates):
-            session = candidate.session
-            depth = min(session.model_depth, candidate.limit, candidate.model_tokens)
-            if depth <= 0 or counts[index] or session.model_gate.gate is not Gate.ON:
-                continue
-            offers[index] = DraftOffer((), uses_model=True, lag=candidate.model_lag)
-            counts[index] = depth
-        return Depths(counts, best.tokens, best.seconds), offers
-
-    def _flip(self, *, is_open: bool) -> None:
-        self.is_load_open = is_open
-        self._num_since_flip = 0
-        self.num_load_flips += 1
-
-    def _staggered(
-        self,
-        mixed: list[DraftOffer],
-        copies: list[DraftOffer],
-        counts: Sequence[int],
-        base: StepShape,
-    ) -> list[DraftOffer]:
-        """Many prompts at once would be a long step for everybody: of those that would draft, the
-        most promising draft models catch up first. The very list if all may."""
-        lagging = [
-            index for index, offer in enumerate(mixed) if offer.lag > _IN_STEP and counts[index]
-        ]
-        if not lagging:
-            return mixed
-        row = self.cost.draft_row_seconds(base.is_drawn)
-        room = _CATCH_UP_SHARE * self.cost.step_seconds(base)
-        if row * sum(mixed[index].lag for index in lagging) <= room:
-            return mixed
-        lagging.sort(key=lambda index: -mixed[index].survivals[0])
-        staggered = list(mixed)
-        for index in lagging:
-            if room <= 0.0:
-                staggered[index] = copies[index]
-            room -= mixed[index].lag * row
-        return staggered
 
     def _steady(self, decoding: StepShape, *, uses_model: bool) -> list[float]:
         depth = MODEL_DEPTH if uses_model else COPY_DEPTH
@@ -637,7 +433,7 @@ class Controller:
         factor = self.cost.draft_factor
         draft_slope = (passes.at(further) - passes.at(rows)) / (further - rows) * factor
         batch = break_even_batch(
-            self._model_base.rates[2 * MODEL_DEPTH] if self.cost.has_draft else _MATCH_PRIORS[3],
+            self._model_base.rates[2 * MODEL_DEPTH] if self.cost.has_draft else MATCH_PRIORS[3],
             fixed_seconds=max(0.0, at_rows - slope * rows),
             row_seconds=slope,
             draft_fixed_seconds=max(0.0, passes.at(rows) * factor - draft_slope * rows),

@@ -53,6 +53,15 @@ class Depths(NamedTuple):
         return self.tokens / self.seconds
 
 
+def without_prefill(base: StepShape, num_decoding: int) -> StepShape:
+    """The decoding part of a step in which nothing was forced; forced drafts stay in."""
+    forced = max(0, base.num_logits - base.num_sequences)
+    rows = num_decoding + forced
+    return base._replace(
+        num_sequences=num_decoding, num_rows=min(base.num_rows, rows), num_logits=rows
+    )
+
+
 def plain_tokens(cost: CostModel, base: StepShape, decoding: StepShape, num_decoding: int) -> float:
     """What a step without drafts is worth, in tokens of plain decoding.
 

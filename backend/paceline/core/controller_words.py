@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.core.events import Gate
 
 if TYPE_CHECKING:
-    from paceline.core.controller import SessionControl
+    from paceline.core.controller_session import SessionControl
 
 
 def words(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.core.controller import (
+from paceline.core.controller_session import (
     MODEL_DEPTH,
     PLAIN,
     Candidate,
@@ -23,7 +23,8 @@ from paceline.core.statistics import SpeculationStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
-    from paceline.core.controller import Controller, SessionControl
+    from paceline.core.controller import Controller
+    from paceline.core.controller_session import SessionControl
     from paceline.core.events import StepTimes
     from paceline.engine.plan import Outcome
     from paceline.engine.sequence import Sequence
@@ -267,7 +268,7 @@ class AdaptivePolicy:
 
     @property
     def num_flips(self) -> tuple[int, int]:
-        return self.controller.num_gate_flips, self.controller.num_load_flips
+        return self.controller.num_gate_flips, self.controller.load_gate.num_flips
 
     def release(self, sequence: Sequence) -> None:
         self._chosen.pop(sequence.request_id, None)

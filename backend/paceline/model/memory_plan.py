@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from paceline.core.config import Device
-from paceline.core.controller import MODEL_DEPTH
+from paceline.core.controller_session import MODEL_DEPTH
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
