@@ -84,10 +84,11 @@ class ExactLaw:
 @dataclass
 class Served:
     """What many requests got. outputs: their tokens. first_round: how many drafted tokens were
-    accepted in each one's first round. rounds: (drafted, accepted) of every round."""
+    accepted in each one's first round, and how many tokens it had then; None without a round.
+    rounds: (drafted, accepted) of every round."""
 
     outputs: list[tuple[int, ...]] = field(default_factory=list)
-    first_round: list[int] = field(default_factory=list)
+    first_round: list[tuple[int, int] | None] = field(default_factory=list)
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     num_preempted: int = 0
     num_cancelled: int = 0
@@ -112,7 +113,7 @@ def serve(
         draft_model() if drafter is DrafterKind.MODEL else None,
         drafter=drafter,
         num_speculative_tokens=DEPTH,
-        num_blocks=300 if drafter is DrafterKind.MODEL else 420,
+        num_blocks=300 if drafter is DrafterKind.MODEL else 500,
         block_size=2,
         max_sequences=128,
         token_budget=1024,
@@ -169,7 +170,7 @@ def _with_seed(params: SamplingParams, seed: int) -> SamplingParams:
 def _count_rounds(served: Served, sources: list[str]) -> None:
     """Rounds of one request by the sources of its tokens: a run of accepted ones and the next."""
     accepted = made = 0
-    first: int | None = None
+    first: tuple[int, int] | None = None
     for source in sources:
         if source == "accepted":
             accepted += 1
@@ -177,7 +178,7 @@ def _count_rounds(served: Served, sources: list[str]) -> None:
         if source != "plain":
             drafted = min(DEPTH, NUM_TOKENS - made - 1)
             served.rounds[drafted, accepted] += 1
-            first = accepted if first is None else first
+            first = (accepted, made + accepted + 1) if first is None else first
         made += accepted + 1
         accepted = 0
-    served.first_round.append(-1 if first is None else first)
+    served.first_round.append(first)

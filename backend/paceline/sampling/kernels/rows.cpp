@@ -12,6 +12,7 @@
 namespace {
 
 constexpr int64_t kGroup = 256;
+constexpr int64_t kBlock = 32;
 
 // exp(x) for x <= 0 with a relative error of about 1e-7 (range reduction by ln 2, then a polynomial
 // of degree 6); 0 where that is below the smallest normal number.
@@ -119,10 +120,17 @@ void keep_likely(const T* logits, int64_t stride, int64_t num_rows, int64_t widt
       float* to = kept + row * width;
       int32_t* names = ids + row * width;
       int64_t count = 0;
-      for (int64_t i = 0; i < width; ++i) {
-        to[count] = weights[i];
-        names[count] = static_cast<int32_t>(i);
-        count += weights[i] >= bound && weights[i] > 0;
+      for (int64_t start = 0; start < width; start += kBlock) {
+        const int64_t end = std::min(start + kBlock, width);
+        // Most blocks hold nothing likely, and a vector comparison tells.
+        int hits = 0;
+        for (int64_t i = start; i < end; ++i) hits += weights[i] >= bound;
+        if (hits == 0) continue;
+        for (int64_t i = start; i < end; ++i) {
+          to[count] = weights[i];
+          names[count] = static_cast<int32_t>(i);
+          count += weights[i] >= bound && weights[i] > 0;
+        }
       }
       if (top_p[row] < 1) {
         const float cut = nucleus_cut(to, count, top_p[row] * total, bound, bins, inside);
