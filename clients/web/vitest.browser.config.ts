@@ -7,6 +7,6 @@ export default defineConfig({
     environment: "node",
     fileParallelism: false,
     testTimeout: 300_000,
-    hookTimeout: 240_000,
+    hookTimeout: 900_000,
   },
 });
