@@ -146,6 +146,9 @@ def test_a_look_up_is_used_where_it_promises_more() -> None:
     )
     assert choice.drafter is DrafterKind.NGRAM
     assert choice.num_drafted > MODEL_DEPTH
+    reason = control.reason(control.session("s0"))
+    assert reason.startswith("on: acceptance 1.00 over 40 examined, ")
+    assert reason.endswith("copied behind a match of 16")
     [choice] = control.decide(
         base_of(1), 1, candidates(control, 1, copy_tokens=COPY_DEPTH, match_length=2)
     )

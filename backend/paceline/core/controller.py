@@ -409,9 +409,9 @@ class Controller:
     # Telling
 
     def acceptance(self, session: SessionControl) -> tuple[float | None, int]:
-        """Over the window of the drafter that counts for the session, and how many it holds."""
+        """Over the window of the drafter that drafted last, and how many positions it holds."""
         state = session.model_gate
-        if not session.has_model or state.num_examined == 0:
+        if session.why.kind == "copy" or not session.has_model or state.num_examined == 0:
             state = session.copy_gate
         return state.acceptance, state.num_examined
 
