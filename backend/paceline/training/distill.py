@@ -27,6 +27,7 @@ from paceline.training.card import model_card
 from paceline.training.evaluation import Evaluation, evaluate
 from paceline.training.initialise import copy_from_target, fit_inputs
 from paceline.training.output_ids import always_kept, choose_output_ids
+from paceline.training.sharpen import sharpen
 from paceline.training.target_states import TargetEncoder
 from paceline.training.token_store import TokenStore
 from paceline.training.trainer import Trainer, TrainingOptions
@@ -212,6 +213,7 @@ class Distillation:
             trainer.save()
             self._work.save()
         with trainer.averaged():
+            sharpen(module, source, judged)
             evaluation = evaluate(module, source, source.held_out or source.training)
             self._export(destination, module, output_ids, trainer.progress, evaluation)
         return evaluation
