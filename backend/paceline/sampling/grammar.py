@@ -1,6 +1,6 @@
 """Grammars as constraints: what a request's output must look like, token by token.
 
-llguidance does the parsing. Beside xgrammar, which was measured too (`ops/bench/grammar_engines.py`):
+llguidance does the parsing. Beside xgrammar, which `ops/bench/grammar_engines.py` measures too:
 
 * Compiling is what a request waits for, and agents bring new schemas all the time: llguidance took
   a tenth of the time and less, the more so the larger the vocabulary.
