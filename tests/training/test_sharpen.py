@@ -44,8 +44,8 @@ def source(tmp_path: Path) -> BatchSource:
         path,
         {"feature_layers": "0,2,-1"},
     )
-    ids = torch.arange(OUTPUTS)
-    batches = BatchSource((0, 2, -1), ids, weight[ids], VOCABULARY, random.Random(0))
+    output_ids = torch.arange(OUTPUTS)
+    batches = BatchSource((0, 2, -1), output_ids, weight[output_ids], VOCABULARY, random.Random(0))
     batches.add(tokens, path)
     return batches
 
