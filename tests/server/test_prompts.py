@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from paceline.model.chat import ChatMessage, ChatToolCall
-from paceline.server.prompts import messages_of
+from paceline.core.errors import RequestError
+from paceline.model.chat import ChatMessage, ChatToolCall, EncodedChat
+from paceline.server.prompts import ChatPrompt, encode, messages_of
 from paceline_protocol.codecs import JSON_CODEC
 from paceline_protocol.errors import ProtocolError
 from paceline_protocol.requests import ResponseCreate
+from tests.fakes_engine import CharacterCodec
 
 
 def _messages(items: str) -> list[ChatMessage]:
@@ -54,3 +58,14 @@ def test_an_empty_output_beside_text_is_fine() -> None:
         '{"type": "function_call_output", "call_id": "c", "output": ""}]'
     )
     assert [message.content for message in messages] == ["x", ""]
+
+
+def test_a_schema_nested_too_deeply_is_refused_by_name() -> None:
+    class Nesting(CharacterCodec):
+        def encode_chat(self, *args: Any, **options: Any) -> EncodedChat:
+            raise RecursionError("maximum recursion depth exceeded")
+
+    messages = (ChatMessage("user", "hi"),)
+    with pytest.raises(RequestError, match="nested too deeply") as caught:
+        encode(ChatPrompt(messages, tools=({"type": "function"},)), Nesting())
+    assert caught.value.field == "tools"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paceline.core.errors import RequestError
 from paceline.model.chat import ChatMessage, ChatToolCall, EncodedChat
 from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.items import (
@@ -104,6 +105,19 @@ def encode(
 ) -> EncodedChat | EncodedInfill:
     """Token ids of a prompt; `grammar` is checked and made ready. CPU work, for a worker thread.
     Raises RequestError."""
+    try:
+        return _encode(prompt, codec, grammar)
+    except RecursionError as error:
+        # What nests without a bound of its own is a schema, of a tool or of the answer's format.
+        raise RequestError(
+            "a schema is nested too deeply to be written into the prompt; flatten it",
+            field="tools" if isinstance(prompt, ChatPrompt) and prompt.tools else "text.format",
+        ) from error
+
+
+def _encode(
+    prompt: Prompt, codec: TargetCodec, grammar: Grammar | None
+) -> EncodedChat | EncodedInfill:
     if grammar is not None:
         codec.grammars.compile(grammar)
     if isinstance(prompt, TextPrompt):
