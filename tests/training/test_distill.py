@@ -128,8 +128,8 @@ def test_training_raises_acceptance_above_the_start(
     # No time is left to train: this is the head as it is initialised.
     start = session(1.0).train(tmp_path / "start")
     trained = session(140.0).train(tmp_path / "trained")
-    # The start is a fit already, by regression and by the factor on its logits; on this small target
-    # training adds about 0.02 to it.
+    # The start is a fit already, by regression and by the factor on its logits; on so small a
+    # target training adds about 0.02 to it.
     assert trained.mean_acceptance > start.mean_acceptance + 0.01
 
 
