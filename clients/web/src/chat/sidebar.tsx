@@ -1,5 +1,5 @@
 /** The conversations of this browser, newest first. On a phone a drawer, which `onClose` closes. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Dialog } from "../shell/dialog";
 import { Icon, IconButton } from "../shell/icons";
 import { useServices } from "../shell/services";
@@ -12,7 +12,8 @@ export function Sidebar({ onClose }: { onClose: (() => void) | null }) {
   const [removing, setRemoving] = useState<ConversationRecord | null>(null);
   const isDrawer = onClose !== null;
   const first = useRef<HTMLButtonElement>(null);
-  useEffect(() => {
+  // Before the drawer is painted: what is typed from then on belongs to it.
+  useLayoutEffect(() => {
     if (!isDrawer) return;
     const before = document.activeElement;
     first.current?.focus();
@@ -20,6 +21,17 @@ export function Sidebar({ onClose }: { onClose: (() => void) | null }) {
       if (before instanceof HTMLElement && document.activeElement === document.body) before.focus();
     };
   }, [isDrawer]);
+  useLayoutEffect(() => {
+    if (onClose === null || removing !== null) return;
+    // On the document: a tap beside a control takes the focus out of the drawer.
+    const closeOnEscape = (event: KeyboardEvent): void => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation(); // an answer that is under way goes on
+      onClose();
+    };
+    document.addEventListener("keydown", closeOnEscape);
+    return () => document.removeEventListener("keydown", closeOnEscape);
+  }, [onClose, removing]);
 
   function create(): void {
     if (store.active === null || store.active.leafId !== null) store.create();
@@ -36,15 +48,7 @@ export function Sidebar({ onClose }: { onClose: (() => void) | null }) {
   }
 
   return (
-    <aside
-      class="sidebar"
-      aria-label="Conversations"
-      onKeyDown={(event) => {
-        if (event.key !== "Escape" || onClose === null) return;
-        event.stopPropagation();
-        onClose();
-      }}
-    >
+    <aside class="sidebar" aria-label="Conversations">
       <div class="sidebar-head">
         <button
           type="button"

@@ -42,7 +42,7 @@ function sampleWith(page: Page, condition: string): Promise<TelemetrySample> {
   );
 }
 
-/** Twenty connections that each ask for something long, as twenty people would. */
+/** Twenty connections that each ask for something long: none ends while it is looked at. */
 async function openSessions(page: Page): Promise<void> {
   await page.evaluate(
     ([url, count]) => {
@@ -54,7 +54,8 @@ async function openSessions(page: Page): Promise<void> {
               type: "response.create",
               stream_id: `person ${index + 1}`,
               input: `Count from ${index} upwards, in words.`,
-              max_output_tokens: 400,
+              max_output_tokens: 800,
+              paceline: { min_tokens: 800 },
             }),
           );
         return socket;
