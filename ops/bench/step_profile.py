@@ -18,7 +18,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from line_chart import write_line_chart
+from paceline.benchmark.line_chart import write_line_chart
 from provenance import RESULTS, write_result
 
 from paceline.cache.kv_tensors import KVShape, KVTensors

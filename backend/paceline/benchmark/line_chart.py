@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -19,25 +19,30 @@ _STYLE = (
 )
 
 
-def write_line_chart(
-    path: Path,
+def line_chart(
     title: str,
     x_title: str,
     y_title: str,
     series: Mapping[str, Sequence[tuple[float, float]]],
     *,
     marks: Sequence[tuple[float, str]] = (),
-) -> None:
-    """x on a scale of powers of two, y from zero. marks: vertical lines with a label."""
+) -> str:
+    """SVG with x on a scale of powers of two, y from zero. marks: vertical lines with a label.
+
+    Raises ValueError if there is no point, or one at an x of 0 or below.
+    """
     points = [point for line in series.values() for point in line]
+    if not points or min(x for x, _ in points) <= 0:
+        raise ValueError("a chart needs at least one point, and every x above 0")
     low, high = math.log2(min(x for x, _ in points)), math.log2(max(x for x, _ in points))
-    top = max(y for _, y in points) * 1.05
+    top = max(y for _, y in points) * 1.05 or 1.0
     step = 10 ** math.floor(math.log10(top)) / 2
     while top / step > 8:
         step *= 2
 
     def across(x: float) -> float:
-        return _LEFT + (math.log2(x) - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+        part = (math.log2(x) - low) / (high - low) if high > low else 0.5
+        return _LEFT + part * (_WIDTH - _LEFT - _RIGHT)
 
     def up(y: float) -> float:
         return _HEIGHT - _BOTTOM - y / top * (_HEIGHT - _TOP - _BOTTOM)
@@ -55,7 +60,7 @@ def write_line_chart(
         )
     parts += [
         f'<text x="{across(x):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{x:g}</text>'
-        for x in sorted({x for x, _ in points})
+        for x in _labelled(sorted({x for x, _ in points}), across)
     ]
     parts.append(
         f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 8}" '
@@ -71,11 +76,39 @@ def write_line_chart(
         )
     for index, (name, line) in enumerate(series.items()):
         colour = _COLOURS[index % len(_COLOURS)]
-        dots = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line)
+        path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line)
         parts.append(
-            f'<polyline points="{dots}" fill="none" stroke="{colour}" stroke-width="2"/>'
-            f'<text x="{_WIDTH - _RIGHT + 10}" y="{_TOP + 20 * (index + 1)}" '
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+            + "".join(
+                f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3" fill="{colour}"/>'
+                for x, y in line
+            )
+            + f'<text x="{_WIDTH - _RIGHT + 10}" y="{_TOP + 20 * (index + 1)}" '
             f'style="fill:{colour}">{html.escape(name)}</text>'
         )
     parts.append("</svg>\n")
-    path.write_text("\n".join(parts), encoding="utf-8")
+    return "\n".join(parts)
+
+
+def write_line_chart(
+    path: Path,
+    title: str,
+    x_title: str,
+    y_title: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    marks: Sequence[tuple[float, str]] = (),
+) -> None:
+    """`line_chart` into a file."""
+    path.write_text(
+        line_chart(title, x_title, y_title, series, marks=marks), encoding="utf-8"
+    )
+
+
+def _labelled(values: Sequence[float], across: Callable[[float], float]) -> list[float]:
+    """Those of rising values whose labels don't run into the one before."""
+    kept: list[float] = []
+    for value in values:
+        if not kept or across(value) - across(kept[-1]) >= 28:
+            kept.append(value)
+    return kept
