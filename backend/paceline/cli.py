@@ -204,6 +204,14 @@ def distill(context: typer.Context) -> None:
 
 
 @app.command(**_PASS_ON)
+def bench(context: typer.Context) -> None:
+    """Measure a server under load: throughput, latency, acceptance, where a step's time goes."""
+    with _extra_needed("bench"):
+        from paceline.benchmark.command import app as bench_app
+    bench_app(context.args, prog_name="paceline bench")
+
+
+@app.command(**_PASS_ON)
 def top(context: typer.Context) -> None:
     """Watch a server's sessions live in the terminal."""
     from paceline_client.top import app as top_app

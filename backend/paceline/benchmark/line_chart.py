@@ -100,9 +100,7 @@ def write_line_chart(
     marks: Sequence[tuple[float, str]] = (),
 ) -> None:
     """`line_chart` into a file."""
-    path.write_text(
-        line_chart(title, x_title, y_title, series, marks=marks), encoding="utf-8"
-    )
+    path.write_text(line_chart(title, x_title, y_title, series, marks=marks), encoding="utf-8")
 
 
 def _labelled(values: Sequence[float], across: Callable[[float], float]) -> list[float]:

@@ -54,8 +54,7 @@ def _packaged(name: str) -> Workload:
         name,
         values["description"],
         tuple(
-            template.format(text=each, beginning=each[: len(each) // 3])
-            for each in values["texts"]
+            template.format(text=each, beginning=each[: len(each) // 3]) for each in values["texts"]
         ),
         values["is_chat"],
         values["temperature"],
@@ -71,8 +70,7 @@ def _human_eval() -> Workload:
     return Workload(
         CODE_COMPLETION,
         "bodies of Python functions by their docstrings (HumanEval)",
-        # Without the line end, after which a tokenizer that merges it with the indent is at a loss.
-        tuple(problem["prompt"].rstrip() + "\n" for problem in problems.values()),
+        tuple(problem["prompt"] for problem in problems.values()),
         is_chat=False,
         temperature=0.0,
     )

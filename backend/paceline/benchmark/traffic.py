@@ -1,0 +1,172 @@
+"""Makes load: sessions over real sockets, each request timed as its client sees it.
+
+A closed loop shows what a server can do, arrivals at random show what its users wait for: a closed
+loop asks less of a slow server, and hides how long queues get.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, assert_never
+
+import anyio
+
+from paceline.benchmark.modes import ClosedLoop, Poisson
+from paceline_client import PacelineClientError, connect
+from paceline_protocol.events import OutputTextDelta
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream
+
+    from paceline.benchmark.modes import Load, Mode
+    from paceline.benchmark.workloads import Workload
+    from paceline_client import Session
+    from paceline_protocol.responses import PacelineSummary, Response
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request. asked_at: when it was asked for, or was due; event_times: of its text deltas, in
+    order; all in seconds of `time.perf_counter`. error: why there is no whole answer."""
+
+    asked_at: float
+    event_times: list[float] = field(default_factory=list)
+    ended_at: float = 0.0
+    model: str = ""
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    summary: PacelineSummary | None = None
+    error: str | None = None
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Time to the first text; None if none came."""
+        return self.event_times[0] - self.asked_at if self.event_times else None
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Time per output token after the first; None for answers of one token."""
+        if self.num_tokens < 2 or len(self.event_times) < 2:
+            return None
+        return (self.event_times[-1] - self.event_times[0]) / (self.num_tokens - 1)
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Times between adjacent text deltas, each of which may hold several tokens."""
+        return [
+            later - earlier
+            for earlier, later in zip(self.event_times, self.event_times[1:], strict=False)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go and how they ask. tag: begins each prompt, so that no K/V of an earlier run
+    helps; empty leaves prompts as they are."""
+
+    url: str
+    api_key: str | None
+    workload: Workload
+    mode: Mode
+    max_tokens: int
+    tag: str = ""
+
+
+async def run_load(load: Load, target: Target) -> list[Answer]:
+    """All answers, refused and failed ones too. Raises ConnectError if there is no server."""
+    match load:
+        case ClosedLoop():
+            return await _closed_loop(load, target)
+        case Poisson():
+            return await _poisson(load, target)
+        case _:
+            assert_never(load)
+
+
+async def _closed_loop(load: ClosedLoop, target: Target) -> list[Answer]:
+    answers: list[Answer] = []
+    is_connected = [anyio.Event() for _ in range(load.sessions)]
+
+    async def run_session(number: int) -> None:
+        async with connect(target.url, api_key=target.api_key) as session:
+            is_connected[number].set()
+            for event in is_connected:
+                await event.wait()
+            for turn in range(load.requests):
+                index = number + turn * load.sessions
+                answers.append(await _ask(session, target, index, time.perf_counter()))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(load.sessions):
+            tasks.start_soon(run_session, number)
+    return answers
+
+
+async def _poisson(load: Poisson, target: Target) -> list[Answer]:
+    """Idle sessions come back before new ones are opened. A request's time runs from when it was
+    due, so that a client that falls behind doesn't hide what its users would wait."""
+    answers: list[Answer] = []
+    source = random.Random(load.seed)
+    send, receive = anyio.create_memory_object_stream[tuple[int, float]](float("inf"))
+
+    async def run_session(jobs: MemoryObjectReceiveStream[tuple[int, float]]) -> None:
+        async with jobs, connect(target.url, api_key=target.api_key) as session:
+            async for index, due_at in jobs:
+                answers.append(await _ask(session, target, index, due_at))
+
+    async with anyio.create_task_group() as tasks, receive, send:
+        due_at, index = time.perf_counter(), 0
+        ends_at = due_at + load.seconds
+        while (due_at := due_at + source.expovariate(load.rate)) < ends_at:
+            await anyio.sleep(max(0.0, due_at - time.perf_counter()))
+            waiting = send.statistics()
+            if waiting.tasks_waiting_receive <= waiting.current_buffer_used:
+                tasks.start_soon(run_session, receive.clone())
+            await send.send((index, due_at))
+            index += 1
+    return answers
+
+
+async def _ask(session: Session, target: Target, index: int, asked_at: float) -> Answer:
+    workload = target.workload
+    text = target.tag + workload.texts[index % len(workload.texts)]
+    if workload.is_chat:
+        stream = session.respond(
+            text,
+            max_output_tokens=target.max_tokens,
+            temperature=workload.temperature,
+            top_p=workload.top_p,
+            paceline=target.mode.options,
+        )
+    else:
+        stream = session.complete(
+            text,
+            max_output_tokens=target.max_tokens,
+            temperature=workload.temperature,
+            top_p=workload.top_p,
+            paceline=target.mode.options,
+        )
+    answer = Answer(asked_at)
+    try:
+        async with stream:
+            async for event in stream:
+                if isinstance(event, OutputTextDelta):
+                    answer.event_times.append(time.perf_counter())
+    except PacelineClientError as error:
+        answer.error = str(error)
+    answer.ended_at = time.perf_counter()
+    if stream.response is not None:
+        _note(answer, stream.response)
+    return answer
+
+
+def _note(answer: Answer, response: Response) -> None:
+    answer.model = response.model
+    answer.summary = response.paceline
+    if response.usage is not None:
+        answer.num_tokens = response.usage.output_tokens
+        answer.num_prompt_tokens = response.usage.input_tokens
+        answer.num_cached_tokens = response.usage.input_tokens_details.cached_tokens
