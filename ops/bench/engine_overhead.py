@@ -1,8 +1,9 @@
 """Share of a step's time outside the two models' forwards and sampling, on the default target.
 
 What is left is the engine's own: draining, scheduling, packing, commit, text, prefix cache and
-events. Measured with the target drafting for itself at gamma 2, which is the busiest step there is,
-and plainly, at 1, 8 and 32 sessions.
+events. Measured on the path that is served by default, plainly, with the draft that is shipped, and
+with the target drafting for itself (the most forwards that a step can have), at 1, 8 and 32
+sessions. Speculation is forced on, with two drafted tokens a step.
 
     python ops/bench/engine_overhead.py [--steps 60]
 """
@@ -18,118 +19,160 @@ import torch
 from provenance import write_result
 
 from paceline.cache.kv_tensors import KVShape, KVTensors
+from paceline.composition import shipped_draft
 from paceline.core.limits import EngineLimits
 from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
-from paceline.engine.assembly import ModelPart, assemble
-from paceline.model.default_weights import ensure_default_target
+from paceline.engine.assembly import HeadPart, ModelPart, assemble
+from paceline.engine.drafters import next_tokens
+from paceline.model.default_weights import NAME, ensure_default_target
+from paceline.model.draft_folder import describe_draft, load_draft
+from paceline.model.draft_runner import DraftModuleRunner
+from paceline.model.fast import speed_up
 from paceline.model.loading import load_target
 from paceline.model.runner import ModelRunner
+from paceline.model.threads import usable_cores, use_threads
 from paceline.model.tokenizer import TextCodec
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from collections.abc import Callable
 
     from paceline.engine.engine import Engine
-    from paceline.model.batch import PackedBatch
-    from paceline.model.runner import ForwardOutput
 
 NUM_BLOCKS = 1024
 BLOCK_SIZE = 16
+SESSIONS = (1, 8, 32)
+PLAIN, SHIPPED, OWN_DRAFT = "plain", "shipped draft, gamma 2", "self-draft, gamma 2"
 
 
-class TimedRunner:
-    """A runner that counts the time spent inside its model."""
+class Clock:
+    """Adds up the seconds inside the calls that it is put around."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+    def __init__(self) -> None:
         self.seconds = 0.0
 
-    def forward(self, batch: PackedBatch) -> ForwardOutput:
-        started = time.perf_counter()
-        output = self._runner.forward(batch)
-        self.seconds += time.perf_counter() - started
-        return output
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            value = call(*args, **kwargs)
+            self.seconds += time.perf_counter() - started
+            return value
+
+        return timed
+
+    def watch(self, thing: Any, *names: str) -> None:
+        for name in names:
+            setattr(thing, name, self.around(getattr(thing, name)))
 
 
-def build(
-    model: PreTrainedModel, codec: TextCodec, *, has_draft: bool
-) -> tuple[Engine, list[TimedRunner]]:
-    runners, parts = [], []
-    config = model.config
-    width = config.hidden_size // config.num_attention_heads
-    for _ in range(1 + has_draft):
-        shape = KVShape(
-            ((config.num_key_value_heads, width),) * config.num_hidden_layers, model.dtype
-        )
-        kv = KVTensors(shape, NUM_BLOCKS, BLOCK_SIZE, model.device)
-        runner = TimedRunner(ModelRunner(model, kv.layers))
-        runners.append(runner)
-        parts.append(ModelPart(runner, config.max_position_embeddings, kv.scrub))
-    engine = assemble(
-        target=parts[0],
-        draft=parts[1] if has_draft else None,
-        drafter=DrafterKind.MODEL if has_draft else DrafterKind.NONE,
-        limits=EngineLimits(8192, NUM_BLOCKS, BLOCK_SIZE, 32, 64, codec.vocabulary_size),
-        text_stream=codec.detokenizer,
-        token_budget=512,
-        num_speculative_tokens=2,
-    )
-    return engine, runners
+class Bench:
+    """The default target, loaded and sped up once, and engines around it."""
 
+    def __init__(self) -> None:
+        folder = ensure_default_target()
+        self.codec = TextCodec.load(folder)
+        self.model = load_target(str(folder))
+        shipped = shipped_draft()
+        if shipped is None:
+            raise SystemExit("this installation has no draft for the default target")
+        # Before the target's weights are rearranged: the head borrows its embedding.
+        self.shape = describe_draft(shipped).config
+        self.heads = [load_draft(describe_draft(shipped), self.model, NAME) for _ in SESSIONS]
+        self.decoder = speed_up(self.model).decoder
+        self.models, self.sampling = Clock(), Clock()
+        # The verifier's sampling is in the step's own times; the drafters' is counted here.
+        self.sampling.watch(next_tokens, "draft_tokens")
 
-def measure(
-    engine: Engine, runners: list[TimedRunner], num_sessions: int, num_steps: int, prompt: list[int]
-) -> dict[str, float]:
-    """Medians over decoding steps: the whole step, and what is outside forwards and sampling."""
-    for index in range(num_sessions):
-        engine.submit(
-            Request(
-                f"{time.monotonic_ns()}-{index}",
-                tuple(prompt[index:]),
-                400,
-                SamplingParams(temperature=0.8, top_p=0.95),
-                speculation=Speculation.ON,
+    def engine(self, drafting: str) -> Engine:
+        draft: ModelPart | HeadPart | None = None
+        feature_layers: tuple[int, ...] = ()
+        config = self.model.config
+        if drafting == SHIPPED:
+            shape = self.shape
+            layers = ((shape.num_key_value_heads, shape.head_dim),) * shape.num_layers
+            kv = KVTensors(
+                KVShape(layers, self.model.dtype), NUM_BLOCKS, BLOCK_SIZE, self.model.device
             )
+            runner = DraftModuleRunner(self.heads.pop(), kv.layers)
+            self.models.watch(runner, "condition", "recur", "forward", "logits")
+            feature_layers = runner.feature_layers
+            draft = HeadPart(runner, config.max_position_embeddings, kv.scrub)
+        elif drafting == OWN_DRAFT:
+            draft = self._part()
+        return assemble(
+            target=self._part(feature_layers),
+            draft=draft,
+            drafter=DrafterKind.NONE if draft is None else DrafterKind.MODEL,
+            limits=EngineLimits(8192, NUM_BLOCKS, BLOCK_SIZE, 32, 64, self.codec.vocabulary_size),
+            text_stream=self.codec.detokenizer,
+            token_budget=512,
+            num_speculative_tokens=2,
         )
-    for _ in range(4 + num_sessions // 4):
-        engine.step()
-    wholes, owns = [], []
-    for _ in range(num_steps):
-        before = sum(runner.seconds for runner in runners)
-        started = time.perf_counter()
-        result = engine.step()
-        whole = (time.perf_counter() - started) * 1e3
-        forwards = (sum(runner.seconds for runner in runners) - before) * 1e3
-        wholes.append(whole)
-        owns.append(whole - forwards - result.status.times.sample_ms)
-    engine.abort("measured")
-    shares = [own / whole for own, whole in zip(owns, wholes, strict=True)]
-    return {
-        "step_ms": statistics.median(wholes),
-        "own_ms": statistics.median(owns),
-        "share": statistics.median(shares),
-    }
+
+    def _part(self, feature_layers: tuple[int, ...] = ()) -> ModelPart:
+        config = self.model.config
+        width = config.hidden_size // config.num_attention_heads
+        layers = ((config.num_key_value_heads, width),) * config.num_hidden_layers
+        kv = KVTensors(KVShape(layers, self.model.dtype), NUM_BLOCKS, BLOCK_SIZE, self.model.device)
+        runner = ModelRunner(
+            self.model, kv.layers, feature_layers=feature_layers, decoder=self.decoder
+        )
+        self.models.watch(runner, "forward")
+        return ModelPart(runner, config.max_position_embeddings, kv.scrub)
+
+    def measure(
+        self, engine: Engine, num_sessions: int, num_steps: int, prompt: list[int]
+    ) -> dict[str, float]:
+        """Medians over decoding steps: the whole, and what is inside and outside of forwards and
+        sampling."""
+        for index in range(num_sessions):
+            engine.submit(
+                Request(
+                    f"{time.monotonic_ns()}-{index}",
+                    tuple(prompt[index:]),
+                    400,
+                    SamplingParams(temperature=0.8, top_p=0.95),
+                    speculation=Speculation.ON,
+                )
+            )
+        for _ in range(4 + num_sessions // 4):
+            engine.step()
+        steps: dict[str, list[float]] = {"step_ms": [], "models_ms": [], "sampling_ms": []}
+        for _ in range(num_steps):
+            models, sampling = self.models.seconds, self.sampling.seconds
+            started = time.perf_counter()
+            result = engine.step()
+            steps["step_ms"].append((time.perf_counter() - started) * 1e3)
+            steps["models_ms"].append((self.models.seconds - models) * 1e3)
+            drafted_ms = (self.sampling.seconds - sampling) * 1e3
+            steps["sampling_ms"].append(drafted_ms + result.status.times.sample_ms)
+        engine.abort("measured")
+        steps["own_ms"] = [
+            whole - models - sampling
+            for whole, models, sampling in zip(*steps.values(), strict=True)
+        ]
+        shares = [own / whole for own, whole in zip(steps["own_ms"], steps["step_ms"], strict=True)]
+        cell = {name: statistics.median(values) for name, values in steps.items()}
+        return cell | {"share": statistics.median(shares)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     arguments = parser.parse_args()
-    folder = ensure_default_target()
-    codec = TextCodec.load(folder)
-    model = load_target(str(folder))
-    prompt = codec.encode("A generator is a function that yields its values one by one. " * 8)
+    use_threads(usable_cores())
+    bench = Bench()
+    prompt = bench.codec.encode("A generator is a function that yields its values one by one. " * 8)
     result: dict[str, Any] = {"num_threads": torch.get_num_threads(), "cells": []}
-    for has_draft in (False, True):
-        for num_sessions in (1, 8, 32):
-            engine, runners = build(model, codec, has_draft=has_draft)
-            cell = measure(engine, runners, num_sessions, arguments.steps, prompt)
-            name = "self-draft, gamma 2" if has_draft else "plain"
+    for drafting in (PLAIN, SHIPPED, OWN_DRAFT):
+        for num_sessions in SESSIONS:
+            engine = bench.engine(drafting)
+            cell = bench.measure(engine, num_sessions, arguments.steps, prompt)
             print(
-                f"{name:20} {num_sessions:3} sessions: step {cell['step_ms']:7.1f} ms, "
-                f"own {cell['own_ms']:5.2f} ms, {cell['share']:.1%}"
+                f"{drafting:22} {num_sessions:3} sessions: step {cell['step_ms']:6.2f} ms, "
+                f"models {cell['models_ms']:6.2f}, sampling {cell['sampling_ms']:5.2f}, "
+                f"own {cell['own_ms']:5.2f}, {cell['share']:.1%}"
             )
-            result["cells"].append({"drafting": name, "num_sessions": num_sessions, **cell})
+            result["cells"].append({"drafting": drafting, "num_sessions": num_sessions, **cell})
     path = write_result(
         "engine_overhead", f"python ops/bench/engine_overhead.py --steps {arguments.steps}", result
     )

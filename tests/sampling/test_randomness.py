@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from paceline.sampling import native
 from paceline.sampling.draws import inverse_cdf, race
 from paceline.sampling.randomness import Purpose, _philox, exponentials, uniforms
 from paceline.sampling.rows import Rows
@@ -45,6 +46,19 @@ def test_no_two_keys_of_a_sequence_share_noise() -> None:
     made = uniforms(7, positions, rounds, np.array(list(Purpose)))
     assert len(np.unique(made)) == made.size
     assert ((made >= 0) & (made < 1)).all()
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (3, 4)])
+def test_without_a_compiler_the_noise_is_the_same(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(5)
+    seeds = generator.integers(0, 2**64, shape, dtype=np.uint64)
+    positions, rounds = generator.integers(0, 2**32, shape), generator.integers(0, 2**61, shape)
+    purposes = np.array([Purpose.ACCEPT, Purpose.DRAFT, Purpose.BONUS, Purpose.TARGET])
+    ours = uniforms(seeds, positions, rounds, purposes)
+    monkeypatch.setattr(native, "_library", lambda: None)
+    assert np.array_equal(ours, uniforms(seeds, positions, rounds, purposes))
 
 
 def test_noise_does_not_depend_on_what_is_drawn_beside_it() -> None:

@@ -59,32 +59,37 @@ class PackedBatch:
 
 def pack(segments: Sequence[Segment], block_size: int) -> PackedBatch:
     """Lay segments end to end. Each needs at least one token and a table that covers its end."""
-    lengths = np.array([len(s.token_ids) for s in segments], dtype=np.int32)
-    starts = np.array([s.start for s in segments], dtype=np.int32)
-    ends = np.cumsum(lengths, dtype=np.int64)
-    contexts = starts + lengths
-    widths = -(-contexts // block_size)
-    tables = np.zeros((len(segments), int(widths.max())), dtype=np.int32)
-    for row, (segment, width) in enumerate(zip(segments, widths.tolist(), strict=True)):
+    # Plain lists: a step has few tokens, and each call of numpy costs more than all of them do.
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    lengths: list[int] = []
+    contexts: list[int] = []
+    logit_rows: list[int] = []
+    for segment in segments:
+        position, end = segment.start, segment.start + len(segment.token_ids)
+        token_ids.extend(segment.token_ids)
+        positions.extend(range(position, end))
+        while position < end:
+            block, offset = divmod(position, block_size)
+            first = segment.block_table[block] * block_size + offset
+            count = min(end - position, block_size - offset)
+            slots.extend(range(first, first + count))
+            position += count
+        lengths.append(len(segment.token_ids))
+        contexts.append(end)
+        logit_rows.extend(range(len(token_ids) - segment.num_logits, len(token_ids)))
+    widths = [-(-context // block_size) for context in contexts]
+    tables = np.zeros((len(segments), max(widths)), dtype=np.int32)
+    for row, (segment, width) in enumerate(zip(segments, widths, strict=True)):
         tables[row, :width] = segment.block_table[:width]
-    owner = np.repeat(np.arange(len(segments)), lengths)
-    offsets = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
-    positions = starts[owner] + offsets
-    slots = tables[owner, positions // block_size] * np.int64(block_size) + positions % block_size
-    token_ids = np.fromiter(
-        (token for s in segments for token in s.token_ids), dtype=np.int64, count=int(ends[-1])
-    )
-    wanted = np.array([s.num_logits for s in segments], dtype=np.int64)
-    total = int(wanted.sum())
-    inside = np.arange(total) - np.repeat(np.cumsum(wanted) - wanted, wanted)
-    logit_rows = np.repeat(ends - wanted, wanted) + inside
     return PackedBatch(
-        token_ids=token_ids,
-        positions=positions.astype(np.int64),
-        slots=slots.astype(np.int64),
-        query_lengths=lengths,
-        context_lengths=contexts.astype(np.int32),
+        token_ids=np.array(token_ids, dtype=np.int64),
+        positions=np.array(positions, dtype=np.int64),
+        slots=np.array(slots, dtype=np.int64),
+        query_lengths=np.array(lengths, dtype=np.int32),
+        context_lengths=np.array(contexts, dtype=np.int32),
         block_tables=tables,
-        logit_rows=logit_rows.astype(np.int64),
+        logit_rows=np.array(logit_rows, dtype=np.int64),
         block_size=block_size,
     )

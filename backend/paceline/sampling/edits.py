@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.sampling.grammar_masks import masked
+
 if TYPE_CHECKING:
-    from paceline.sampling.constraints import AllowedTokens, Entries, RowEdits
+    from paceline.sampling.constraints import Entries, RowEdits
 
 
 def apply_edits(logits: Tensor, edits: RowEdits, vocab_ids: Tensor | None = None) -> Tensor:
@@ -19,6 +21,14 @@ def apply_edits(logits: Tensor, edits: RowEdits, vocab_ids: Tensor | None = None
         edits: rows count from 0 to R - 1.
         vocab_ids: int64 [V], the token of each column, rising; None where column c is token c.
     """
+    has_entries = any(len(part.rows) for part in (edits.repeated, edits.added, edits.forbidden))
+    # A grammar alone, which is the usual case, needs one pass over the rows.
+    if has_entries or not len(edits.allowed.rows):
+        logits = _with_entries(logits, edits, vocab_ids)
+    return masked(logits, edits.allowed, vocab_ids) if len(edits.allowed.rows) else logits
+
+
+def _with_entries(logits: Tensor, edits: RowEdits, vocab_ids: Tensor | None) -> Tensor:
     edited = logits.to(torch.float32, copy=True)
     if len(edits.repeated.rows):
         rows, columns, values = _columns(edits.repeated, edited, vocab_ids)
@@ -30,21 +40,7 @@ def apply_edits(logits: Tensor, edits: RowEdits, vocab_ids: Tensor | None = None
     if len(edits.forbidden.rows):
         rows, columns, _ = _columns(edits.forbidden, edited, vocab_ids)
         edited[rows, columns] = float("-inf")
-    if len(edits.allowed.rows):
-        at = torch.from_numpy(edits.allowed.rows).to(edited.device)
-        is_allowed = _unpacked(edits.allowed, edited.device)
-        if vocab_ids is not None:
-            is_allowed = is_allowed[:, vocab_ids]
-        is_allowed = is_allowed[:, : edited.shape[1]]
-        edited[at] = edited[at].masked_fill(~is_allowed, float("-inf"))
     return edited
-
-
-def _unpacked(allowed: AllowedTokens, device: torch.device) -> Tensor:
-    """Bool [N, V], V rounded up to a multiple of 32."""
-    octets = torch.from_numpy(allowed.bits.view("uint8")).to(device)
-    shifts = torch.arange(8, dtype=torch.uint8, device=device)
-    return ((octets[:, :, None] >> shifts) & 1).to(torch.bool).flatten(1)
 
 
 def _columns(

@@ -9,11 +9,16 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core.native_library import build_library
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _SOURCE = Path(__file__).with_name("kernels") / "rows.cpp"
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -49,7 +54,13 @@ def _library() -> ctypes.CDLL | None:
         *(_POINTER,) * 7,
         _INT,
     )
-    for name in ("paceline_weigh", "paceline_excess", "paceline_keep_likely"):
+    library.paceline_uniforms.argtypes = (*(_POINTER,) * 4, _LONG, _POINTER)
+    for name in (
+        "paceline_weigh",
+        "paceline_excess",
+        "paceline_keep_likely",
+        "paceline_uniforms",
+    ):
         getattr(library, name).restype = None
     return library
 
@@ -155,3 +166,21 @@ def excess_of_rows(
         torch.get_num_threads(),
     )
     return sums
+
+
+def uniforms_of(
+    seeds: npt.ArrayLike, positions: npt.ArrayLike, rounds: npt.ArrayLike, purpose: npt.ArrayLike
+) -> npt.NDArray[np.float64] | None:
+    """`randomness.uniforms` in one pass."""
+    library = _library()
+    if library is None:
+        return None
+    keys = (np.asarray(part, dtype=np.uint64) for part in (seeds, positions, rounds, purpose))
+    # One array of four rows, so that one address serves.
+    table = np.stack(np.broadcast_arrays(*keys))
+    out = np.empty(table.shape[1:], dtype=np.float64)
+    first, row = table.ctypes.data, out.size * table.itemsize
+    library.paceline_uniforms(
+        first, first + row, first + 2 * row, first + 3 * row, out.size, out.ctypes.data
+    )
+    return out

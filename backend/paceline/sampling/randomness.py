@@ -1,7 +1,8 @@
 """Counter-based random numbers: a pure function of a key, so nobody's draw depends on anybody else.
 
-Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011), vectorised
-with numpy over all draws of a step. The key is the sequence's seed, the counter is
+Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011), over
+all draws of a step at once, by our own library where there is one and else by numpy. The key is the
+sequence's seed, the counter is
 (position, round, purpose): two draws of one sequence never share a counter unless their purpose,
 their position and their round are all equal.
 
@@ -19,6 +20,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from paceline.sampling.native import uniforms_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -61,6 +64,9 @@ def uniforms(seeds: Integers, positions: Integers, rounds: Integers, purpose: In
     Returns:
         float64 of the broadcast shape.
     """
+    made = uniforms_of(seeds, positions, rounds, purpose)
+    if made is not None:
+        return made
     round_ = np.asarray(rounds, dtype=np.uint64)
     words = _philox(seeds, positions, round_ & _LOW, round_ >> _SHIFT, purpose)
     bits = ((words[0] << _SHIFT) | words[1]) >> np.uint64(11)

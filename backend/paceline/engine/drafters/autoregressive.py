@@ -6,8 +6,10 @@ that logits are made of); the loop carries rows from one token to the next.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -185,15 +187,13 @@ class AutoregressiveDrafter(ABC):
         draft whose row is not finite ends here. num_sampled: rows sampled from so far.
         """
         logits = self._logits(rows)
-        finite = torch.isfinite(logits.amax(-1))
-        if not bool(finite.all()):
-            kept: list[_Draft] = []
-            for draft, is_good in zip(growing, finite.tolist(), strict=True):
-                if is_good:
-                    kept.append(draft)
-                else:
+        is_finite = [math.isfinite(peak) for peak in logits.amax(-1).tolist()]
+        if not all(is_finite):
+            for draft, is_good in zip(growing, is_finite, strict=True):
+                if not is_good:
                     self._drop(draft.sequence)
-            growing, logits, rows = kept, logits[finite], rows[finite]
+            kept = list(compress(range(len(growing)), is_finite))
+            growing, logits, rows = [growing[i] for i in kept], logits[kept], rows[kept]
             if not growing:
                 return [], rows, None
         made = next_tokens(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.engine.plan import Outcome
-    from paceline.model.batch import Int64s, Segment
+    from paceline.model.batch import Segment
     from paceline.model.draft_runner import DraftModuleRunner
 
 
@@ -67,29 +67,29 @@ class HeadDrafter(AutoregressiveDrafter):
     def observe(self, outcomes: Many[Outcome], features: Tensor | None) -> None:
         if features is None:
             return
-        slots: list[Int64s] = []
-        rows: list[Int64s] = []
+        slots: list[int] = []
+        rows: list[int] = []
         for outcome in outcomes:
             sequence = outcome.sequence
             known = outcome.num_rows - outcome.num_drafted
             end = sequence.num_computed
             start = (outcome.num_before if outcome.num_committed else end) - known
-            slots.append(self._slots(sequence.block_table, np.arange(start, end)))
-            rows.append(np.arange(outcome.first_row, outcome.first_row + end - start))
+            slots += self._slots(sequence.block_table, start, end)
+            rows += range(outcome.first_row, outcome.first_row + end - start)
         if not slots:
             return
-        chosen = np.concatenate(rows)
-        if len(chosen) < len(features):
-            features = features[torch.from_numpy(chosen).to(features.device)]
-        self._runner.keep_features(np.concatenate(slots), features)
+        if len(rows) < len(features):
+            features = features[torch.tensor(rows, device=features.device)]
+        self._runner.keep_features(np.array(slots, dtype=np.int64), features)
 
     def _known_rows(self, segments: Many[Segment]) -> tuple[Tensor, list[int]]:
         """True rows, made of the target's features: hidden rows [T, H] of all tokens."""
-        before = [
-            self._slots(s.block_table, np.arange(s.start - 1, s.start + len(s.token_ids) - 1))
-            for s in segments
-        ]
-        inputs = self._runner.condition(np.concatenate(before))
+        before: list[int] = []
+        for each in segments:
+            before += self._slots(
+                each.block_table, each.start - 1, each.start - 1 + len(each.token_ids)
+            )
+        inputs = self._runner.condition(np.array(before, dtype=np.int64))
         ends = list(accumulate(len(segment.token_ids) for segment in segments))
         return self._runner.forward(pack(segments, self._block_size), inputs), ends
 
@@ -100,9 +100,9 @@ class HeadDrafter(AutoregressiveDrafter):
     def _logits(self, rows: Tensor) -> Tensor:
         return self._runner.logits(rows)
 
-    def _slots(self, block_table: Many[int], positions: Int64s) -> Int64s:
+    def _slots(self, block_table: Many[int], start: int, end: int) -> list[int]:
         """Slots of positions in a sequence's blocks, -1 for position -1."""
-        table = np.array(block_table, dtype=np.int64)
-        slots = table[positions // self._block_size] * self._block_size
-        slots += positions % self._block_size
-        return np.where(positions < 0, np.int64(-1), slots)
+        size = self._block_size
+        return [
+            -1 if at < 0 else block_table[at // size] * size + at % size for at in range(start, end)
+        ]

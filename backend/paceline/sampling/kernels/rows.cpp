@@ -157,9 +157,42 @@ void weigh(const T* logits, int64_t stride, int64_t num_rows, int64_t width, con
   }
 }
 
+// Philox4x32-10 with one counter; see randomness.py.
+struct Words {
+  uint32_t word[4];
+};
+
+Words philox(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product_0 = uint64_t{0xD2511F53} * c0;
+    const uint64_t product_1 = uint64_t{0xCD9E8D57} * c2;
+    c0 = static_cast<uint32_t>(product_1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(product_1);
+    c2 = static_cast<uint32_t>(product_0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(product_0);
+    k0 += 0x9E3779B9;
+    k1 += 0xBB67AE85;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
 }  // namespace
 
 extern "C" {
+
+// Uniforms in [0, 1) with 53 random bits, one for each key and counter.
+void paceline_uniforms(const uint64_t* seeds, const uint64_t* positions, const uint64_t* rounds,
+                       const uint64_t* purposes, int64_t count, double* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const Words words = philox(seeds[i], static_cast<uint32_t>(positions[i]),
+                               static_cast<uint32_t>(rounds[i]),
+                               static_cast<uint32_t>(rounds[i] >> 32),
+                               static_cast<uint32_t>(purposes[i]));
+    const uint64_t bits = (uint64_t{words.word[0]} << 32 | words.word[1]) >> 11;
+    out[i] = static_cast<double>(bits) * 0x1p-53;
+  }
+}
 
 // exp((logit - peak) * inverse) of each entry and the sum of each row. weights may be null.
 void paceline_weigh(const void* logits, int is_bfloat16, int64_t stride, int64_t num_rows,
