@@ -1,17 +1,19 @@
 """Adaptive speculation against every fixed choice, in one engine, in turns.
 
-    python ops/bench/adaptive.py                         the whole table (a quiet machine, an hour)
-    python ops/bench/adaptive.py --sessions 1 4 --rounds 3 --tokens 48     a short form
+    python ops/bench/adaptive.py                      the whole table (a quiet machine, 20 minutes)
+    python ops/bench/adaptive.py --sessions 1 4 --minutes 4     a part of it
     python ops/bench/adaptive.py --draft layers:4        a stand-in: the target's first layers
 
 For each number of sessions and each workload the columns take turns, in a new order every round, so
 that all see the same machine: no speculation, fixed depths 1, 2 and 4, the n-gram alone at 4, and
 adaptive. All are requests to the same engine, which differ in their `speculation`, `drafter` and
-`num_speculative_tokens`. What is compared is the median over rounds of the ratio to the round's own
-plain run. Sessions go on under their keys from round to round, as conversations do; the first round
-warms up and is not counted.
+`num_speculative_tokens`. Sessions ask again as soon as they are answered, and a turn counts the
+tokens of a stretch of time in which all of them decode; its length follows from `--minutes`.
+Sessions go on under their keys from turn to turn, as conversations do, so what was learnt of them
+stays. Before the rounds that count, every column has a turn, adaptive two.
 
-A cell passes if adaptive has at least 0.97 of plain and 0.95 of the best column.
+What is compared is the median over rounds of the ratio to the round's own plain turn. A cell passes
+if adaptive has at least 0.97 of plain and 0.95 of the best column.
 """
 
 from __future__ import annotations
@@ -19,40 +21,24 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import tempfile
-import time
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "backend"), str(ROOT / "protocol")]
 
+from ops.bench.closed_loop import ClosedLoop, Column  # noqa: E402
+from ops.bench.engines import add_model_options, open_engine, prompts_of  # noqa: E402
 from ops.bench.provenance import write_result  # noqa: E402
-from ops.bench.stand_in import stand_in_draft  # noqa: E402
 from ops.bench.workloads import WORKLOADS, Workload  # noqa: E402
-from paceline.composition import build_engine, check_models, facts_of, plan_for  # noqa: E402
-from paceline.core.config import ServeConfig, resolve  # noqa: E402
-from paceline.core.events import FinishEvent  # noqa: E402
-from paceline.core.request import DrafterKind, Request, Speculation  # noqa: E402
-from paceline.model.chat import ChatMessage  # noqa: E402
+from paceline.core.request import DrafterKind, Speculation  # noqa: E402
 
 if TYPE_CHECKING:
-    from paceline.core.events import SpeculationSummary
-    from paceline.engine.engine import Engine
-    from paceline.model.tokenizer import TextCodec
+    from ops.bench.closed_loop import Turn
 
 LEAST_OF_PLAIN = 0.97
 LEAST_OF_BEST = 0.95
-
-
-class Column(NamedTuple):
-    """How a column asks for its tokens."""
-
-    speculation: Speculation
-    drafter: DrafterKind = DrafterKind.AUTO
-    depth: int | None = None
-
 
 COLUMNS = {
     "off": Column(Speculation.OFF),
@@ -64,140 +50,158 @@ COLUMNS = {
 }
 
 
-class Bench:
-    """One engine, driven from here."""
+class Cell:
+    """One workload at one number of sessions."""
 
-    def __init__(self, engine: Engine, codec: TextCodec, num_tokens: int) -> None:
-        self._engine = engine
-        self._codec = codec
-        self._num_tokens = num_tokens
-        self._num_requests = 0
+    def __init__(
+        self, workload: Workload, prompts: list[tuple[int, ...]], columns: dict[str, Column]
+    ) -> None:
+        self.workload = workload
+        self.num_sessions = len(prompts)
+        self._prompts = prompts
+        self._columns = columns
+        self._turns: dict[str, list[Turn]] = {name: [] for name in columns}
 
-    def prompts(self, workload: Workload, count: int) -> list[tuple[int, ...]]:
-        """Token ids for so many sessions; texts repeat when there are more sessions than texts."""
-        prompts = []
-        for index in range(count):
-            text = workload.texts[index % len(workload.texts)]
-            if workload.is_chat:
-                prompts.append(tuple(self._codec.encode_chat([ChatMessage("user", text)]).ids))
-            else:
-                prompts.append(tuple(self._codec.encode(text)))
-        return prompts
+    def measure(self, loop: ClosedLoop, rounds: int, seconds: float) -> None:
+        """All its turns, of so many seconds each."""
+        rng = random.Random(f"{self.workload.name} {self.num_sessions}")
+        for name in [*self._columns, "adaptive"]:
+            self._turn(loop, name, seconds)
+        for _ in range(rounds):
+            order = list(self._columns)
+            rng.shuffle(order)
+            for name in order:
+                self._turns[name].append(self._turn(loop, name, seconds))
 
-    def run(
-        self, column: Column, workload: Workload, prompts: list[tuple[int, ...]], name: str
-    ) -> tuple[float, list[SpeculationSummary]]:
-        """Tokens per second of all sessions together, and what became of them."""
-        for index, prompt in enumerate(prompts):
-            self._num_requests += 1
-            self._engine.submit(
-                Request(
-                    f"r{self._num_requests}",
-                    prompt,
-                    self._num_tokens,
-                    workload.sampling,
-                    speculation=column.speculation,
-                    drafter=column.drafter,
-                    num_speculative_tokens=column.depth,
-                    speculation_key=f"{name}/{index}",
-                )
-            )
-        summaries = []
-        started = time.perf_counter()
-        while self._engine.has_work:
-            for event in self._engine.step().events:
-                if isinstance(event, FinishEvent):
-                    if event.error is not None:
-                        raise RuntimeError(event.error)
-                    summaries.append(event.summary)
-        return len(prompts) * self._num_tokens / (time.perf_counter() - started), summaries
+    def _turn(self, loop: ClosedLoop, name: str, seconds: float) -> Turn:
+        key = f"{self.workload.name}/{self.num_sessions}/{name}"
+        sampling = self.workload.sampling
+        return loop.run(self._columns[name], self._prompts, sampling, key, seconds)
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Each column's median ratio to plain decoding of the same round."""
+        plain = self._turns["off"]
+        return {
+            name: median(t.rate / p.rate for t, p in zip(turns, plain, strict=True))
+            for name, turns in self._turns.items()
+        }
+
+    @property
+    def of_best(self) -> float:
+        """Adaptive against the best column, itself included."""
+        ratios = self.ratios
+        return ratios["adaptive"] / max(ratios.values())
+
+    @property
+    def failures(self) -> list[str]:
+        """Which limits it is below."""
+        below = []
+        if self.ratios["adaptive"] < LEAST_OF_PLAIN:
+            below.append("off")
+        if self.of_best < LEAST_OF_BEST:
+            below.append("best")
+        return below
+
+    def to_json(self) -> dict[str, Any]:
+        ratios = self.ratios
+        return {
+            "workload": self.workload.name,
+            "sessions": self.num_sessions,
+            "adaptive_of_off": ratios["adaptive"],
+            "adaptive_of_best": self.of_best,
+            "passes": not self.failures,
+            "columns": {
+                name: {
+                    "ratio": ratios[name],
+                    "tokens_per_second": [round(turn.rate, 2) for turn in turns],
+                    "tokens_per_step_and_session": _ratio(
+                        sum(turn.num_tokens for turn in turns),
+                        sum(turn.num_steps for turn in turns) * self.num_sessions,
+                    ),
+                    "accepted_per_drafted": _ratio(
+                        sum(turn.num_accepted for turn in turns),
+                        sum(turn.num_drafted for turn in turns),
+                    ),
+                    "step_ms": _ratio(
+                        sum(sum(turn.stage_ms) for turn in turns),
+                        sum(turn.num_steps for turn in turns),
+                    ),
+                    "predicted_over_measured": _ratio(
+                        sum(turn.predicted_ms for turn in turns),
+                        sum(sum(turn.stage_ms) for turn in turns),
+                    ),
+                }
+                for name, turns in self._turns.items()
+            },
+        }
 
 
-def measure_cell(
-    bench: Bench, workload: Workload, count: int, rounds: int, columns: dict[str, Column]
-) -> dict[str, float]:
-    """Median ratio of each column to plain decoding, and plain's tokens per second."""
-    prompts = bench.prompts(workload, count)
-    rng = random.Random(f"{workload.name} {count}")
-    ratios: dict[str, list[float]] = {name: [] for name in columns}
-    plain: list[float] = []
-    for number in range(rounds + 1):
-        order = list(columns)
-        rng.shuffle(order)
-        rates = {}
-        for name in order:
-            key = f"{workload.name}/{count}/{name}"
-            rates[name], _ = bench.run(columns[name], workload, prompts, key)
-        if number:
-            plain.append(rates["off"])
-            for name in columns:
-                ratios[name].append(rates[name] / rates["off"])
-    return {"tokens_per_second": median(plain)} | {
-        name: median(values) for name, values in ratios.items()
-    }
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", help="as for `paceline serve`")
-    parser.add_argument("--draft", help="as for `paceline serve`, or layers:N")
+    add_model_options(parser)
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 16, 48])
     parser.add_argument("--workloads", nargs="+", default=[each.name for each in WORKLOADS])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tokens", type=int, default=96, help="of each answer")
+    parser.add_argument("--columns", nargs="+", default=list(COLUMNS), help="off and adaptive too")
+    parser.add_argument("--rounds", type=int, default=6, help="that count")
+    parser.add_argument("--minutes", type=float, default=18.0, help="for all cells together")
+    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     parser.add_argument("--name", default="adaptive", help="of the result file")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        draft = options.draft
-        if draft is not None and draft.startswith("layers:"):
-            layers = int(draft.removeprefix("layers:"))
-            draft = str(stand_in_draft(options.target, layers, Path(folder)))
-        config = ServeConfig(
-            target=options.target, draft=draft, max_sequences=max(options.sessions)
-        )
-        models = check_models(config)
-        decided = resolve(config, facts_of(models))
-        plan = plan_for(models, decided, kv_memory=3 << 30)
-        bench = Bench(build_engine(models, decided, plan), models.codec, options.tokens)
-        columns = dict(COLUMNS)
-        if models.draft is None:
-            columns = {
-                name: column
-                for name, column in columns.items()
-                if column.drafter is not DrafterKind.MODEL
-            }
-        return report(bench, options, columns)
-
-
-def report(bench: Bench, options: argparse.Namespace, columns: dict[str, Column]) -> int:
-    print(
-        f"{'workload':16} {'sessions':>8} {'off tok/s':>9} " + "".join(f"{n:>10}" for n in columns)
-    )
-    cells = []
-    failures = []
-    for count in options.sessions:
-        for workload in WORKLOADS:
-            if workload.name not in options.workloads:
-                continue
-            cell = measure_cell(bench, workload, count, options.rounds, columns)
-            best = max(value for name, value in cell.items() if name in columns)
-            is_good = cell["adaptive"] >= max(LEAST_OF_PLAIN, LEAST_OF_BEST * best)
-            print(
-                f"{workload.name:16} {count:8} {cell['tokens_per_second']:9.1f} "
-                + "".join(f"{cell[name]:10.3f}" for name in columns)
-                + ("" if is_good else f"  below (best {best:.3f})"),
-                flush=True,
-            )
-            cells.append({"workload": workload.name, "sessions": count} | cell)
-            if not is_good:
-                failures.append(f"{workload.name} at {count}")
+    workloads = [each for each in WORKLOADS if each.name in options.workloads]
+    with open_engine(options, max_sequences=max(options.sessions)) as (engine, models):
+        columns = {
+            name: column
+            for name, column in COLUMNS.items()
+            if (name in options.columns or name in ("off", "adaptive"))
+            and (models.draft is not None or column.drafter is not DrafterKind.MODEL)
+        }
+        num_cells = len(options.sessions) * len(workloads)
+        num_turns = num_cells * ((1 + options.rounds) * len(columns) + 1)
+        seconds = options.minutes * 60.0 / num_turns
+        print(f"{num_cells} cells, {num_turns} turns of {seconds:.2f} s and their prompts\n")
+        heading = "".join(f"{name:>10}" for name in columns)
+        print(f"{'workload':16} {'sessions':>8} {'off tok/s':>9} {heading}  of best")
+        loop = ClosedLoop(engine, options.tokens)
+        cells = []
+        for count in options.sessions:
+            for workload in workloads:
+                cell = Cell(workload, prompts_of(models.codec, workload, count), columns)
+                cell.measure(loop, options.rounds, seconds)
+                cells.append(cell)
+                show(cell)
+    failed = [cell for cell in cells if cell.failures]
     write_result(
         options.name,
         "python " + " ".join(["ops/bench/adaptive.py", *sys.argv[1:]]),
-        {"tokens": options.tokens, "rounds": options.rounds, "cells": cells},
+        {
+            "tokens": options.tokens,
+            "rounds": options.rounds,
+            "seconds_per_turn": seconds,
+            "least_of_off": LEAST_OF_PLAIN,
+            "least_of_best": LEAST_OF_BEST,
+            "cells": [cell.to_json() for cell in cells],
+        },
     )
-    print(f"\n{len(cells) - len(failures)} of {len(cells)} cells pass")
-    return 1 if failures else 0
+    print(f"\n{len(cells) - len(failed)} of {len(cells)} cells pass")
+    return 1 if failed else 0
+
+
+def show(cell: Cell) -> None:
+    """One line."""
+    verdict = f"  below {' and '.join(cell.failures)}" if cell.failures else "  passes"
+    plain = cell.to_json()["columns"]["off"]["tokens_per_second"]
+    print(
+        f"{cell.workload.name:16} {cell.num_sessions:8} {median(plain):9.1f} "
+        + "".join(f"{ratio:10.3f}" for ratio in cell.ratios.values())
+        + f"{cell.of_best:9.3f}"
+        + verdict,
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
