@@ -73,7 +73,7 @@ def test_flags_and_file_become_settings(
     run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[ServeConfig] = []
-    monkeypatch.setattr(composition, "run_server", seen.append)
+    monkeypatch.setattr(composition, "run_server", lambda settings, listener: seen.append(settings))
     path = tmp_path / "serve.toml"
     path.write_text('port = 1\nkv_memory = "1GiB"\nallowed_origins = ["https://a.org"]\n')
     code, _, _ = run(
@@ -144,6 +144,32 @@ class TestOneLineAndCodeTwo:
         self.check(run(*arguments, "--drafter", "model"), "--draft")
 
 
+@pytest.mark.parametrize("mistake", ["a missing folder", "a taken port", "an unknown setting"])
+def test_typing_errors_do_not_wait_for_torch(mistake: str, tmp_path: Path) -> None:
+    """Nor for anything else that the server alone needs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        (tmp_path / "serve.toml").write_text("prot = 1")
+        arguments, message = {
+            "a missing folder": (["--target", "./missing"], "target ./missing does not exist"),
+            "a taken port": (["--port", str(taken.getsockname()[1])], "is in use"),
+            "an unknown setting": (["--config", str(tmp_path / "serve.toml")], "unknown setting"),
+        }[mistake]
+        program = (
+            "import sys\n"
+            "heavy = ('torch', 'transformers', 'starlette', 'numpy')\n"
+            "for name in heavy: sys.modules[name] = None\n"
+            "import paceline.cli\n"
+            f"sys.argv = ['paceline', 'serve', *{arguments!r}]\n"
+            "paceline.cli.main()\n"
+        )
+        ended = _python(program)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
 def test_chat_works_without_torch() -> None:
     program = (
         "import sys\n"
@@ -152,13 +178,17 @@ def test_chat_works_without_torch() -> None:
         "sys.argv = ['paceline', 'serve', '--port', '0']\n"
         "paceline.cli.main()\n"
     )
-    ended = subprocess.run(
+    ended = _python(program)
+    assert ended.returncode == 2
+    assert "which is not installed: pip install 'paceline[serve]'" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def _python(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=False,
         env={"PYTHONPATH": ":".join(sys.path)},
     )
-    assert ended.returncode == 2
-    assert "which is not installed: pip install 'paceline[serve]'" in ended.stderr
-    assert ended.stderr.count("\n") == 1

@@ -4,14 +4,18 @@ that `paceline chat` works in the base install, which has no torch."""
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from paceline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.core.config import ServeConfig
 
 app = typer.Typer(
     help="Streaming LLM server with lossless speculative decoding, and its tools.",
@@ -138,9 +142,24 @@ def serve(
     from paceline.core.config import ServeConfig
 
     settings = ServeConfig.load(config, flags)
-    with _extra_needed("serve"):
-        from paceline.composition import run_server
-    run_server(settings)
+    with _first_look(settings) as listener:
+        with _extra_needed("serve"):
+            from paceline.composition import run_server
+        run_server(settings, listener)
+
+
+def _first_look(settings: ServeConfig) -> socket.socket:
+    """The port, bound, once the models' paths are known to be there: importing torch takes seconds,
+    and nobody should wait them for a typing error."""
+    from paceline.core.request import DrafterKind
+    from paceline.model.source import find_local
+    from paceline.server.listener import bind
+
+    if settings.target is not None:
+        find_local(settings.target, field="target")
+    if settings.draft is not None and settings.drafter in (DrafterKind.AUTO, DrafterKind.MODEL):
+        find_local(settings.draft, field="draft")
+    return bind(settings.host, settings.port)
 
 
 @app.command()

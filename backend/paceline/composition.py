@@ -1,7 +1,8 @@
 """Puts a server together: settings, models, engine, sockets. The only place that knows them all.
 
-Everything that can be wrong is found before any weights are read: the port first, then tokenizers
-and configurations, then what the models can do, then whether memory suffices.
+Everything that can be wrong is found before any weights are read. Settings, the port and paths need
+no torch, and the command line has looked at them before it imports this; then come tokenizers and
+configurations, then what the models can do, then whether memory suffices.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ from paceline.model.support import ModelDescription, describe_model
 from paceline.model.threads import usable_cores, use_threads
 from paceline.model.tokenizer import TextCodec
 from paceline.model.vocabulary import require_same_vocabulary
+from paceline.server.listener import address_of
 from paceline.server.logs import configure_logging
-from paceline.server.serving import address_of, bind, serve
+from paceline.server.serving import serve
 
 if TYPE_CHECKING:
     import socket
@@ -86,22 +88,20 @@ class Models:
                 return None
 
 
-def run_server(config: ServeConfig) -> None:
-    """Serves until a signal. Raises ConfigError, before weights are read, for what cannot be."""
+def run_server(config: ServeConfig, listener: socket.socket) -> None:
+    """Serves until a signal. Raises ConfigError, before weights are read, for what cannot be.
+
+    listener: from `server.listener.bind`; the caller closes it.
+    """
     configure_logging(config.log_level)
     console = Console(highlight=False)
-    listener = bind(config.host, config.port)
-    try:
-        models = check_models(config)
-        engine_config = resolve(config, facts_of(models))
-        plan = plan_for(models, engine_config, kv_memory=config.kv_memory)
-        sampling = default_sampling(models.target.source.folder)
-        target_name = models.target.source.name
-        console.print(render_plan(plan, target_name=target_name, draft_name=models.draft_name))
-        engine = build_engine(models, engine_config, plan)
-    except BaseException:
-        listener.close()
-        raise
+    models = check_models(config)
+    engine_config = resolve(config, facts_of(models))
+    plan = plan_for(models, engine_config, kv_memory=config.kv_memory)
+    sampling = default_sampling(models.target.source.folder)
+    target_name = models.target.source.name
+    console.print(render_plan(plan, target_name=target_name, draft_name=models.draft_name))
+    engine = build_engine(models, engine_config, plan)
     anyio.run(_serve, listener, engine, models.codec, config, sampling, console)
 
 

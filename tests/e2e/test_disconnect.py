@@ -17,7 +17,8 @@ from websockets.asyncio.client import connect
 from paceline.composition import build_engine, check_models, facts_of, plan_for
 from paceline.core.config import Device, Dtype, ServeConfig, resolve
 from paceline.engine.thread import EngineThread
-from paceline.server.serving import address_of, bind, serve
+from paceline.server.listener import address_of, bind
+from paceline.server.serving import serve
 from tests.server.serving import receive
 
 if TYPE_CHECKING:

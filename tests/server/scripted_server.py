@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from paceline.core.config import ServeConfig
+from paceline.server.listener import address_of, bind
 from paceline.server.logs import configure_logging
-from paceline.server.serving import address_of, bind, serve
+from paceline.server.serving import serve
 from tests.fakes_engine import CharacterCodec, ScriptedEngine
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from paceline.core.config import ServeConfig
-from paceline.server.serving import address_of, bind, serve
+from paceline.server.listener import address_of, bind
+from paceline.server.serving import serve
 from tests.fakes_engine import LIMITS, CharacterCodec, ScriptedEngine, echo
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from websockets.exceptions import InvalidStatus
 
 from paceline.core.config import ServeConfig
 from paceline.core.errors import ConfigError
-from paceline.server.serving import address_of, bind, serve
+from paceline.server.listener import address_of, bind
+from paceline.server.serving import serve
 from tests.fakes_engine import CharacterCodec, ScriptedEngine
 from tests.server.serving import receive, receive_response, text_of, until_closed
 

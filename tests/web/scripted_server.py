@@ -29,8 +29,9 @@ from paceline.core.events import (
     TokenEvent,
     TokenSource,
 )
+from paceline.server.listener import address_of, bind
 from paceline.server.logs import configure_logging
-from paceline.server.serving import address_of, bind, serve
+from paceline.server.serving import serve
 from tests.fakes_engine import LIMITS, CharacterCodec, ScriptedEngine
 
 if TYPE_CHECKING:

@@ -40,6 +40,20 @@ def find_source(spec: str, *, field: str = "target") -> ModelSource:
 
     field: the setting that `spec` comes from, for messages. Raises ModelError in one line.
     """
+    local = find_local(spec, field=field)
+    if local is not None:
+        return local
+    folder = _fetch(spec, _METADATA, field)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{field} {spec} on the hub has no config.json", field=field)
+    return ModelSource(folder, spec.rpartition("/")[2], hub_id=spec)
+
+
+def find_local(spec: str, *, field: str) -> ModelSource | None:
+    """What `find_source` finds on this machine, in no time; None for what may be a hub id.
+
+    Raises ModelError in one line for what can be neither.
+    """
     path = Path(spec).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
@@ -55,10 +69,7 @@ def find_source(spec: str, *, field: str = "target") -> ModelSource:
         return ModelSource(path.resolve(), path.resolve().name)
     if not _HUB_ID.fullmatch(spec):
         raise ModelError(f"{field} {spec} does not exist", field=field)
-    folder = _fetch(spec, _METADATA, field)
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{field} {spec} on the hub has no config.json", field=field)
-    return ModelSource(folder, spec.rpartition("/")[2], hub_id=spec)
+    return None
 
 
 def fetch_weights(source: ModelSource, *, field: str = "target") -> None:

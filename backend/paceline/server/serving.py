@@ -10,10 +10,7 @@ uvicorn's own signal handling is switched off: it would send 1012 to everybody f
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import signal
-import socket
 from typing import TYPE_CHECKING
 
 import anyio
@@ -21,17 +18,18 @@ import anyio.to_thread
 import structlog
 import uvicorn
 
-from paceline.core.errors import ConfigError
 from paceline.core.request import SamplingParams
 from paceline.server.admission import SessionSettings
 from paceline.server.app import build_app
 from paceline.server.bridge import Bridge
 from paceline.server.gateway import Gateway, GatewaySettings
+from paceline.server.listener import address_of, listen
 from paceline.server.tool_calls.style import AnswerStyle
 from paceline.server.web_pages import web_routes
 from paceline.server.websocket_transport import WebSocketTransport
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
     from anyio.abc import TaskStatus
@@ -48,56 +46,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("paceline.server")
 PING_INTERVAL_S = 20.0
 PING_TIMEOUT_S = 60.0
 CANCEL_TIMEOUT_S = 5.0
-BACKLOG = 2048
 REQUESTS_PER_LANE = 4
 ENGINE_STOP_TIMEOUT_S = 10.0
 OPENAI_SAMPLING = SamplingParams()
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket for `serve`, which starts to listen on it; port 0 takes a free one.
-
-    Raises ConfigError in one line when the address cannot be had. Do this before loading a model.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise ConfigError(f"host {host!r} is no address: {error}", field="host") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise _no_port(host, port, error) from error
-    return listener
-
-
-def _listen(listener: socket.socket) -> None:
-    """Raises ConfigError when another process began to listen there since `bind`."""
-    try:
-        listener.listen(BACKLOG)
-    except OSError as error:
-        host, port = listener.getsockname()[:2]
-        raise _no_port(host, port, error) from error
-
-
-def _no_port(host: str, port: int, error: OSError) -> ConfigError:
-    why = (
-        "is in use"
-        if error.errno == errno.EADDRINUSE
-        else f"cannot be had: {os.strerror(error.errno or 0)}"
-    )
-    return ConfigError(f"port {port} on {host} {why}", field="port")
-
-
-def address_of(listener: socket.socket) -> str:
-    """The URL that clients connect to."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def serve(
@@ -112,16 +63,16 @@ async def serve(
 ) -> None:
     """Serve until a signal, or until `Shutdown.begin`. Returns after a clean end.
 
-    listener: from `bind`, closed at the end. build_engine: gets the function that takes each step's
-    result and gives back the engine's thread, not started. codec: the target's `TextCodec`.
-    default_sampling: for what requests leave open.
+    listener: from `listener.bind`, closed at the end. build_engine: gets the function that takes
+    each step's result and gives back the engine's thread, not started. codec: the target's
+    `TextCodec`. default_sampling: for what requests leave open.
     handle_signals: False where somebody else owns them. task_status: is told, once the port
     answers, the handle that ends the server.
 
     Raises ConfigError when the port was taken since `bind`.
     """
     pages = await anyio.to_thread.run_sync(web_routes)
-    _listen(listener)
+    listen(listener)
     bridge = Bridge()
     engine = build_engine(bridge.deliver)
     bridge.open(engine)
