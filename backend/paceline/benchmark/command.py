@@ -128,7 +128,8 @@ def bench_command(
 
 
 def _measure(server: Server, settings: Settings) -> list[Cell]:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=settings.num_runs)
         num_begun = 0
 

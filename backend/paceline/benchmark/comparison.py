@@ -18,7 +18,8 @@ from paceline.benchmark.counters import read_counters
 from paceline.benchmark.loop_latency import ping_server
 from paceline.benchmark.modes import PLAIN
 from paceline.benchmark.summary import Cell, Run
-from paceline.benchmark.traffic import Target, run_load
+from paceline.benchmark.traffic import Target, first_error, run_load
+from paceline_client import ConnectError
 from paceline_client.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -104,8 +105,11 @@ async def _run(server: Server, load: Load, target: Target) -> Run:
     count = functools.partial(anyio.to_thread.run_sync, read_counters, socket_url)
     pings: list[float] = []
     before = await count()
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(ping_server, server.url, server.api_key, pings.append)
-        answers = await run_load(load, target)
-        tasks.cancel_scope.cancel()
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(ping_server, server.url, server.api_key, pings.append)
+            answers = await run_load(load, target)
+            tasks.cancel_scope.cancel()
+    except* ConnectError as group:
+        raise first_error(group) from None
     return Run(answers, (await count()).since(before), pings)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 import anyio
 
 from paceline.benchmark.modes import ClosedLoop, Poisson
-from paceline_client import PacelineClientError, connect
+from paceline_client import ConnectError, PacelineClientError, connect
 from paceline_protocol.events import OutputTextDelta
 
 if TYPE_CHECKING:
@@ -77,13 +77,22 @@ class Target:
 
 async def run_load(load: Load, target: Target) -> list[Answer]:
     """All answers, refused and failed ones too. Raises ConnectError if there is no server."""
-    match load:
-        case ClosedLoop():
-            return await _closed_loop(load, target)
-        case Poisson():
-            return await _poisson(load, target)
-        case _:
-            assert_never(load)
+    try:
+        match load:
+            case ClosedLoop():
+                return await _closed_loop(load, target)
+            case Poisson():
+                return await _poisson(load, target)
+            case _:
+                assert_never(load)
+    except* ConnectError as group:
+        raise first_error(group) from None
+
+
+def first_error(group: BaseExceptionGroup[ConnectError]) -> ConnectError:
+    """Out of a task group whose tasks all fail alike."""
+    error = group.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _closed_loop(load: ClosedLoop, target: Target) -> list[Answer]:
