@@ -522,7 +522,8 @@ class Simulation:
         count = len(decoding)
         whole = self.truth.step_seconds(base)
         alone = self.truth.step_seconds(without_prefill(base, count)) if count else whole
-        equivalent = plain_equivalent(num_emitted, count, alone, whole - alone) * stall
+        mean_emitted = num_emitted / count if count else 1.0
+        equivalent = plain_equivalent(mean_emitted, alone, whole - alone) * stall
         report.plain_seconds += equivalent
         if shape != base:
             worst = self.truth.step_seconds(shape) * stall - TOLERANCE * whole * stall

@@ -87,7 +87,7 @@ def step(
     shape = base._replace(
         num_rows=count + drafted, num_logits=count + drafted, draft_rows=(count,) * passes
     )
-    control.observe_step(base, shape, count, emitted, CostModel(MEMORY_BOUND).stages(shape))
+    control.observe_step(base, shape, count, emitted / count, CostModel(MEMORY_BOUND).stages(shape))
     return choices
 
 
@@ -221,7 +221,7 @@ def test_a_full_ledger_stops_everybody_and_says_so() -> None:
     control = controller()
     shape = base_of(1)._replace(num_rows=7, draft_rows=(1,) * 6)
     for _ in range(20):
-        control.observe_step(base_of(1), shape, 1, 1, StageSeconds(0.02, 0.04, 0.0, 0.0))
+        control.observe_step(base_of(1), shape, 1, 1.0, StageSeconds(0.02, 0.04, 0.0, 0.0))
     [choice] = control.decide(base_of(1), 1, candidates(control, 1))
     assert choice.num_drafted == 0
     assert control.reason(control.session("s0")).startswith("off: the ledger is full, ")

@@ -30,9 +30,9 @@ def test_plain_steps_leak_three_percent() -> None:
 
 
 def test_plain_equivalent_counts_prefill_once() -> None:
-    assert plain_equivalent(6, 3, 0.1, 0.4) == pytest.approx(0.4 + 0.2)
-    assert plain_equivalent(3, 3, 0.1, 0.0) == pytest.approx(0.1)
-    assert plain_equivalent(0, 0, 0.0, 0.4) == 0.4
+    assert plain_equivalent(2.0, 0.1, 0.4) == pytest.approx(0.4 + 0.2)
+    assert plain_equivalent(1.0, 0.1, 0.0) == pytest.approx(0.1)
+    assert plain_equivalent(1.0, 0.0, 0.4) == 0.4
 
 
 steps = st.lists(
@@ -51,7 +51,7 @@ def test_the_bound_holds_over_every_interval(
     for plain, slowdown, num_accepted, wants in script:
         speculates = wants and ledger.has_room(plain * slowdown, plain)
         if speculates:
-            equivalent = plain_equivalent(1 + num_accepted, 1, plain, 0.0)
+            equivalent = plain_equivalent(1.0 + num_accepted, plain, 0.0)
             ledger = ledger.after_speculative(plain * slowdown, equivalent)
             excesses.append(plain * slowdown - TOLERANCE * equivalent)
         else:

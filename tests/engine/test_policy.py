@@ -61,16 +61,17 @@ class Served:
         answers: dict[tuple[int, ...], list[int]],
         is_right: Callable[[str, int], bool],
         table: CostTable = TABLE,
+        num_blocks: int = 512,
     ) -> None:
         clock = ScriptedClock(table)
-        part = model_part(tiny_llama(3), 512, 4)
-        limits = EngineLimits(512, 512, 4, 16, 100, VOCABULARY_SIZE)
+        part = model_part(tiny_llama(3), num_blocks, 4)
+        limits = EngineLimits(512, num_blocks, 4, 16, 100, VOCABULARY_SIZE)
         self.drafter = ScriptedDrafter(answers, is_right, clock, VOCABULARY_SIZE)
         self.controller = Controller(CostModel(table), ControllerSettings(max_sequences=16))
         self.policy = AdaptivePolicy(self.controller, ngram=None, model=self.drafter)
         self.engine = Engine(
             scheduler=Scheduler(
-                PrefixCache(512, 4), limits, self.drafter, self.policy, token_budget=128
+                PrefixCache(num_blocks, 4), limits, self.drafter, self.policy, token_budget=128
             ),
             verifier=Verifier(
                 TimedRunner(part.runner, clock), block_size=4, vocabulary_size=VOCABULARY_SIZE
@@ -185,6 +186,7 @@ def test_on_bypasses_gates_and_ledger_and_off_drafts_nothing(
     assert forced.num_drafted >= 3 * 36
     assert (forced.gate, forced.reason) == (Gate.ON, "on: 3 tokens, as the request asked")
     assert served.controller.ledger.level == 0.0, "forced drafts are not charged"
+    assert forced.expected_plain_ms is None, "nobody knows what plain decoding would have taken"
     off = served.outputs.finished["b"].summary
     assert (off.num_drafted, off.gate) == (0, Gate.OFF)
     assert off.reason == "off: the request asked for it"
@@ -198,6 +200,57 @@ def test_the_asked_for_number_is_an_upper_bound(
     served.run()
     assert max(served.seen[-1].sessions[0].gamma_histogram) > 0
     assert len(served.seen[-1].sessions[0].gamma_histogram) == 3
+
+
+def test_plain_decoding_is_expected_to_take_what_it_takes(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    served = Served(answers, lambda name, position: True)
+    for name, speculation in zip(PROMPTS, (Speculation.OFF, Speculation.OFF, None), strict=True):
+        if speculation is not None:
+            served.submit(name, speculation=speculation, max_new_tokens=40)
+    served.run()
+    for name in ("a", "b"):
+        summary = served.outputs.finished[name].summary
+        taken = summary.draft_ms + summary.verify_ms + summary.sample_ms + summary.other_ms
+        assert summary.expected_plain_ms == pytest.approx(taken)
+
+
+def test_beside_forced_drafts_a_session_is_compared_with_its_own_tokens(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    """The neighbour's forced rows are there either way, and its tokens are nobody else's gain."""
+    served = Served(answers, lambda name, position: True)
+    served.submit("a", speculation=Speculation.ON, num_speculative_tokens=6, max_new_tokens=200)
+    served.submit("b", speculation=Speculation.OFF, max_new_tokens=30)
+    served.run()
+    summary = served.outputs.finished["b"].summary
+    taken = summary.draft_ms + summary.verify_ms + summary.sample_ms + summary.other_ms
+    assert summary.expected_plain_ms == pytest.approx(taken)
+
+
+def test_where_blocks_run_out_nothing_is_drafted_and_memory_is_named(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    """Before anybody is preempted."""
+    served = Served(answers, lambda name, position: True, num_blocks=36)
+    served.submit("a", max_new_tokens=60)
+    served.submit("b", max_new_tokens=60)
+    served.submit("c", max_new_tokens=60, speculation=Speculation.ON, num_speculative_tokens=6)
+    served.run()
+    told = [
+        [s.reason for s in status.sessions if s.gate is Gate.OFF or "none now" in s.reason]
+        for status in served.seen
+    ]
+    first = next(index for index, reasons in enumerate(told) if reasons)
+    assert served.seen[first].totals.num_preemptions == 0
+    assert set(told[first]) <= {
+        "off: memory, 0 of 36 blocks free",
+        "on: 6 tokens, as the request asked; none now: memory, 0 of 36 blocks free",
+    }
+    assert len(set(told[first])) == 2
+    for name, prompt in PROMPTS.items():
+        assert served.outputs.tokens[name] == answers[prompt][:60]
 
 
 def test_a_bad_drafter_costs_no_more_than_the_ledger_allows(

@@ -30,7 +30,7 @@ from paceline.core.controller_depth import (
 )
 from paceline.core.controller_estimate import Baseline, survivals
 from paceline.core.controller_gate import GateState
-from paceline.core.controller_ledger import Ledger, plain_equivalent
+from paceline.core.controller_ledger import Ledger, PlainSeconds, plain_equivalent
 from paceline.core.controller_load import LoadGate
 from paceline.core.controller_session import (
     COPY_DEPTH,
@@ -86,7 +86,6 @@ class Controller:
         self.ledger = Ledger(settings.ledger_steps * full)
         self.num_gate_flips = 0
         self._num_since_plain = 0
-        self._load_is_low: bool | None = None
         self.load_gate = LoadGate(cost, self._model_offer)
         self._sessions: OrderedDict[str, SessionControl] = OrderedDict()
         self._copy_base = Baseline(MATCH_PRIORS, _MATCH_WEIGHT)
@@ -116,7 +115,6 @@ class Controller:
         num_decoding: all decoding sequences of the step, candidates or not.
         """
         self.load_gate.begin_step()
-        self._load_is_low = None
         if not candidates:
             return []
         choices = [PLAIN] * len(candidates)
@@ -218,8 +216,6 @@ class Controller:
             return session.why  # at its end nothing is decided any more
         is_model_on = session.has_model and session.model_gate.gate is Gate.ON
         if offer.survivals or is_model_on:
-            if self._is_load_low(base):
-                return Why("low")
             return Why("load", (base.num_rows,))
         if session.has_model or session.copy_gate.gate is not Gate.ON:
             return Why("acceptance")
@@ -227,13 +223,11 @@ class Controller:
 
     def _is_load_low(self, base: StepShape) -> bool:
         """Whether a high acceptance would pay in this step, so that a low one is to blame."""
-        if self._load_is_low is None:
-            depth = MODEL_DEPTH if self.cost.has_draft else COPY_DEPTH
-            hopes = [_HOPEFUL**gamma for gamma in range(1, depth + 1)]
-            decoding = without_prefill(base, base.num_sequences)
-            seconds = self._steady(decoding, uses_model=self.cost.has_draft)
-            self._load_is_low = steady_gain(hopes, seconds) >= gates.LEAST_GAIN
-        return self._load_is_low
+        depth = MODEL_DEPTH if self.cost.has_draft else COPY_DEPTH
+        hopes = [_HOPEFUL**gamma for gamma in range(1, depth + 1)]
+        decoding = without_prefill(base, base.num_sequences)
+        seconds = self._steady(decoding, uses_model=self.cost.has_draft)
+        return steady_gain(hopes, seconds) >= gates.LEAST_GAIN
 
     @staticmethod
     def _say(candidates: Iterable[Candidate], why: Why) -> None:
@@ -252,6 +246,7 @@ class Controller:
         if not self.cost.has_draft:
             return
         room = max(1, num_decoding // 8)
+        is_load_low = None
         for index, candidate in enumerate(candidates):
             state = candidate.session.model_gate
             if room == 0 or candidate.model_tokens <= 0 or candidate.limit <= 0:
@@ -261,7 +256,9 @@ class Controller:
                 continue
             if choices[index].num_drafted:
                 continue
-            if not self._is_load_low(base):
+            if is_load_low is None:
+                is_load_low = self._is_load_low(base)
+            if not is_load_low:
                 return
             shape = base._replace(draft_rows=(candidate.model_lag,))
             if not self.ledger.has_room(self.cost.step_seconds(shape), plain.seconds):
@@ -379,27 +376,31 @@ class Controller:
         base: StepShape,
         shape: StepShape,
         num_decoding: int,
-        num_emitted: int,
+        mean_emitted: float,
         measured: StageSeconds,
-    ) -> float:
+    ) -> PlainSeconds:
         """A step is over; call it last. base and shape: without and with what we chose to draft or
-        to catch up. num_emitted: tokens committed by decoding sequences.
+        to catch up. mean_emitted: tokens committed per decoding sequence whose depth was ours to
+        choose, 1 if there is none.
 
-        Returns what plain decoding would have taken for it, in seconds.
+        Returns what plain decoding would have taken for it.
         """
         if shape == base:
             self._num_since_plain = 0
             self.ledger = self.ledger.after_plain(measured.total)
+            further = 0.0
+            if mean_emitted > 1.0:
+                further = self.cost.step_seconds(without_prefill(base, num_decoding))
             self.cost.observe(shape, measured)
-            return measured.total
+            return PlainSeconds(measured.total, further)
         self._num_since_plain += 1
         plain = self.cost.step_seconds(base)
         alone = self.cost.step_seconds(without_prefill(base, num_decoding))
-        equivalent = plain_equivalent(num_emitted, num_decoding, alone, plain - alone)
+        equivalent = plain_equivalent(mean_emitted, alone, plain - alone)
         charged = min(measured.total, STALL * self.cost.step_seconds(shape))
         self.ledger = self.ledger.after_speculative(charged, equivalent)
         self.cost.observe(shape, measured)
-        return equivalent
+        return PlainSeconds(plain, alone)
 
     def _set_model_gate(self, session: SessionControl, state: GateState) -> None:
         if state.gate is not session.model_gate.gate and state.gate is not Gate.PROBING:
@@ -417,8 +418,14 @@ class Controller:
 
     def reason(self, session: SessionControl, base: StepShape | None = None) -> str:
         """Why the session speculates or doesn't, in words and numbers."""
-        rows = None if base is None else self.break_even_rows(base)
-        return words(session, *self.acceptance(session), rows)
+        why = session.why
+        rows = None
+        if why.kind == "load" and base is not None:
+            if self._is_load_low(base):
+                why = Why("low")
+            else:
+                rows = self.break_even_rows(base)
+        return words(session, why, *self.acceptance(session), rows)
 
     def break_even_rows(self, base: StepShape) -> int | None:
         """Rows from which one more draft token for every session no longer pays, in closed form,

@@ -20,6 +20,7 @@ speculative step that took far longer than predicted, the excess is the machine'
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 TOLERANCE = 1.03
 
@@ -48,14 +49,18 @@ class Ledger:
         return Ledger(self.capacity, max(0.0, level))
 
 
-def plain_equivalent(
-    num_emitted: int, num_sequences: int, plain_seconds: float, prefill_seconds: float
-) -> float:
+class PlainSeconds(NamedTuple):
+    """What plain decoding takes in place of a step. step: one plain step with the same prefill
+    rows. further: each one more without them, for tokens beyond the first of each sequence."""
+
+    step: float
+    further: float
+
+
+def plain_equivalent(mean_emitted: float, plain_seconds: float, prefill_seconds: float) -> float:
     """Seconds that plain decoding needs for the step's prefill and its tokens.
 
-    plain_seconds: of a plain step of the decoding sequences alone; prefill_seconds: what the
-    step's prefill rows add to it.
+    mean_emitted: tokens per decoding sequence. plain_seconds: of a plain step of the decoding
+    sequences alone; prefill_seconds: what the step's prefill rows add to it.
     """
-    if num_sequences == 0:
-        return plain_seconds + prefill_seconds
-    return prefill_seconds + plain_seconds * num_emitted / num_sequences
+    return prefill_seconds + plain_seconds * mean_emitted

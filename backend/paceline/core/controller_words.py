@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 from paceline.core.events import Gate
 
 if TYPE_CHECKING:
-    from paceline.core.controller_session import SessionControl
+    from paceline.core.controller_session import SessionControl, Why
 
 
 def words(
     session: SessionControl,
+    why: Why,
     acceptance: float | None,
     num_examined: int,
     break_even_rows: int | None,
 ) -> str:
     """One line. acceptance: over the last num_examined positions, None before any."""
-    kind, numbers = session.why
+    kind, numbers = why
     measured = (
         "nothing examined yet"
         if acceptance is None
@@ -46,6 +47,8 @@ def words(
                 f"off: the ledger is full, {numbers[0] * 1e3:.1f} of {numbers[1] * 1e3:.1f} ms "
                 "over plain decoding"
             )
+        case "memory":
+            return f"off: memory, {numbers[0]:.0f} of {numbers[1]:.0f} blocks free"
         case "refresh":
             return "on: one plain step in between, to measure plain decoding"
         case "no match":

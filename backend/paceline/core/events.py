@@ -88,7 +88,8 @@ class SpeculationSummary:
     how often draft position i was accepted; examined_per_position likewise. num_steps: target
     passes that committed tokens of this request.
     The *_ms fields are this request's share of wall time; expected_plain_ms what plain decoding of
-    the same steps would have taken, None until a cost table exists.
+    the same tokens would have taken, None without a cost table and for a request that forced its
+    depth.
     """
 
     num_drafted: int = 0

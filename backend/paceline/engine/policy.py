@@ -13,6 +13,7 @@ from paceline.core.controller_session import (
     PLAIN,
     Candidate,
     Choice,
+    Why,
     temperature_bucket,
 )
 from paceline.core.cost import StageSeconds, StepShape
@@ -39,6 +40,13 @@ class SpeculationPolicy(Protocol):
         """What each decoding sequence drafts. Length limits and memory are the scheduler's.
 
         num_prefill_rows: rows of prefill that the same step computes.
+        """
+        ...
+
+    def withdraw(self, decoding: Many[Sequence], num_free: int, num_blocks: int) -> None:
+        """Nothing of what was just chosen will be done: K/V blocks ran short.
+
+        num_free, num_blocks: blocks that could still be had, and all there are.
         """
         ...
 
@@ -97,6 +105,9 @@ class FixedPolicy:
             PLAIN if is_switched_off(sequence) else forced_choice(sequence, self._default)
             for sequence in decoding
         ]
+
+    def withdraw(self, decoding: Many[Sequence], num_free: int, num_blocks: int) -> None:
+        """The number stays what it is."""
 
     def observe(self, outcomes: Many[Outcome], times: StepTimes) -> None:
         """A fixed number learns nothing."""
@@ -174,6 +185,7 @@ class AdaptivePolicy:
         self._model = model
         self._max_depth = 16 if max_depth is None else max_depth
         self._forced_depth = forced_depth
+        self._memory: tuple[int, int] | None = None
         self._chosen: dict[str, Choice] = {}
         self._draft_cursors: dict[str, int] = {}
         self._target_probs: dict[str, dict[int, float]] = {}
@@ -184,6 +196,7 @@ class AdaptivePolicy:
         places: list[int] = []
         context = num_forced = 0
         is_drawn = False
+        self._memory = None
         for place, sequence in enumerate(decoding):
             request = sequence.request
             context += sequence.num_tokens
@@ -214,26 +227,37 @@ class AdaptivePolicy:
             }
         return choices
 
+    def withdraw(self, decoding: Many[Sequence], num_free: int, num_blocks: int) -> None:
+        self._memory = (num_free, num_blocks)
+        for sequence in decoding:
+            choice = self._chosen.get(sequence.request_id, PLAIN)
+            if choice.num_drafted and sequence.request.speculation is Speculation.AUTO:
+                self.session(sequence).why = Why("memory", self._memory)
+        self._chosen = dict.fromkeys(self._chosen, PLAIN)
+        self._draft_cursors.clear()
+
     def observe(self, outcomes: Many[Outcome], times: StepTimes) -> None:
         if not outcomes:
             return
-        base, shape, num_decoding, num_emitted = self._shapes(outcomes)
+        base, shape, num_decoding, mean_emitted = self._shapes(outcomes)
         self.last_base = base
         self.predicted_seconds = self.controller.cost.step_seconds(shape)
         measured = StageSeconds(
             times.draft_ms / 1e3, times.verify_ms / 1e3, times.sample_ms / 1e3, times.other_ms / 1e3
         )
-        plain = self.controller.observe_step(base, shape, num_decoding, num_emitted, measured)
+        plain = self.controller.observe_step(base, shape, num_decoding, mean_emitted, measured)
         for outcome in outcomes:
-            choice = self._chosen.get(outcome.sequence.request_id)
-            if outcome.sequence.request.speculation is Speculation.AUTO:
+            sequence = outcome.sequence
+            choice = self._chosen.get(sequence.request_id)
+            if sequence.request.speculation is Speculation.AUTO:
                 self._observe_session(outcome, choice, base, num_decoding)
-            counters = outcome.sequence.counters
-            # Prompts are computed alike either way; tokens share what plain decoding of all takes.
-            share = outcome.num_committed / num_emitted if choice and num_emitted else 0.0
-            if not num_emitted:
-                share = 1 / len(outcomes)
-            counters.expected_plain_ms = (counters.expected_plain_ms or 0.0) + plain * share * 1e3
+            elif sequence.request.speculation is Speculation.ON:
+                continue  # of forced steps nobody knows what plain decoding would have taken
+            expected = plain.step / len(outcomes)
+            if choice is not None and num_decoding:
+                expected += max(0, outcome.num_committed - 1) * plain.further / num_decoding
+            counters = sequence.counters
+            counters.expected_plain_ms = (counters.expected_plain_ms or 0.0) + expected * 1e3
 
     def describe(self, sequence: Sequence) -> tuple[Gate, str]:
         request = sequence.request
@@ -241,7 +265,11 @@ class AdaptivePolicy:
             return Gate.OFF, "off: the request asked for it"
         if request.speculation is Speculation.ON:
             depth = forced_depth(sequence, self._forced_depth)
-            return Gate.ON, f"on: {depth} tokens, as the request asked"
+            reason = f"on: {depth} tokens, as the request asked"
+            if self._memory is not None:
+                free, total = self._memory
+                reason += f"; none now: memory, {free} of {total} blocks free"
+            return Gate.ON, reason
         session = self.session(sequence)
         reason = self.controller.reason(session, self.last_base)
         return Gate(reason.partition(":")[0]), reason
@@ -344,9 +372,10 @@ class AdaptivePolicy:
                 accept_probs.append(overlap / (2.0 - overlap) if is_seeded else overlap)
         return accept_probs
 
-    def _shapes(self, outcomes: Many[Outcome]) -> tuple[StepShape, StepShape, int, int]:
-        """The step without and with what we chose, decoding sequences, and their new tokens."""
-        num_rows = num_logits = context = num_decoding = num_emitted = num_ours = 0
+    def _shapes(self, outcomes: Many[Outcome]) -> tuple[StepShape, StepShape, int, float]:
+        """The step without and with what we chose, decoding sequences, and the mean of new tokens
+        of those that nobody forced."""
+        num_rows = num_logits = context = num_decoding = num_emitted = num_ours = num_free = 0
         is_drawn = False
         passes, forced_passes = [0] * (MODEL_DEPTH + 1), [0] * (MODEL_DEPTH + 1)
         for outcome in outcomes:
@@ -360,12 +389,15 @@ class AdaptivePolicy:
             if choice is None:
                 continue
             num_decoding += 1
-            num_emitted += outcome.num_committed
             is_ours = sequence.request.speculation is Speculation.AUTO
+            if sequence.request.speculation is not Speculation.ON:
+                num_free += 1
+                num_emitted += outcome.num_committed
             if is_ours and not outcome.is_forced:
                 num_ours += outcome.num_drafted
             if choice.catches_up:
                 self._count_passes(outcome, passes if is_ours else forced_passes)
+        mean_emitted = num_emitted / num_free if num_free else 1.0
         base = StepShape(
             len(outcomes),
             num_rows - num_ours,
@@ -375,10 +407,10 @@ class AdaptivePolicy:
             _trimmed(forced_passes),
         )
         if not num_ours and not any(passes):
-            return base, base, num_decoding, num_emitted
+            return base, base, num_decoding, mean_emitted
         both = [ours + forced for ours, forced in zip(passes, forced_passes, strict=True)]
         shape = base._replace(num_rows=num_rows, num_logits=num_logits, draft_rows=_trimmed(both))
-        return base, shape, num_decoding, num_emitted
+        return base, shape, num_decoding, mean_emitted
 
     def _count_passes(self, outcome: Outcome, passes: list[int]) -> None:
         """Rows of the draft model's passes for one sequence."""

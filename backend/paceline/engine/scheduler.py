@@ -135,6 +135,8 @@ class Scheduler:
         entries = []
         for sequence, choice, count, known in zip(decoding, choices, counts, forced, strict=True):
             if not self._reserve(sequence, sequence.num_tokens + count):
+                pool = self.cache.pool
+                self._policy.withdraw(decoding, pool.num_available, pool.num_blocks)
                 return self._plan_without_drafts(decoding, preempted)
             if known[:count]:
                 entries.append(PlanEntry(sequence, 1, True, count, forced=known[:count]))
