@@ -16,7 +16,7 @@ import msgspec
 from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.events import SERVER_EVENTS, ServerEvent
 from paceline_protocol.expectations import one_of
-from paceline_protocol.faults import as_protocol_error, kind, misplaced_option
+from paceline_protocol.faults import as_protocol_error, json_fault, kind, misplaced_option
 from paceline_protocol.requests import CLIENT_EVENTS, ClientEvent, ResponseCreate
 
 JSON_SUBPROTOCOL: Final = "paceline.v1.json"
@@ -120,7 +120,8 @@ class JsonCodec(Codec):
             ) from None
         except (msgspec.DecodeError, UnicodeError) as error:
             raise ProtocolError(
-                ErrorCode.INVALID_JSON, f"the message is not valid JSON: {error}"
+                ErrorCode.INVALID_JSON,
+                f"the message is not valid JSON: {json_fault(payload, error)}",
             ) from None
 
 

@@ -7,6 +7,7 @@ msgspec reports a fault as one sentence with a path. Here it becomes a code, a p
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,21 @@ def as_protocol_error(
     if wanted_here is None:
         return ProtocolError(code, f"{where} is {shown}: {text}", param=path or None)
     return ProtocolError(code, f"{where} is {shown}; it must be {wanted_here}", param=path or None)
+
+
+def json_fault(text: str | bytes, error: Exception) -> str:
+    """What msgspec found wrong with a text that is no JSON.
+
+    It takes half of a surrogate pair near the end for an end that came too early. The standard
+    library lets halves pass, so what it can read was not cut off.
+    """
+    if "truncated" in str(error):
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return str(error)
+        return "a string has a lone surrogate, half of a `\\ud83d\\ude00` pair"
+    return str(error)
 
 
 def kind(value: object) -> str:

@@ -217,6 +217,23 @@ def test_broken_json(text: str) -> None:
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_JSON, None)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"type":"x\\ud800"}', "lone surrogate"),
+        ('{"type":"\\udc00"}', "surrogate pair"),
+        ('{"type":"\\ud800\\u0041 and more text"}', "surrogate pair"),
+        ('{"type":"\\ud8', "truncated"),
+        ('{"type":"\\ud83d\\ude00', "truncated"),
+        ('{"a":' * 500, "truncated"),
+    ],
+)
+def test_a_lone_surrogate_is_not_called_an_early_end(text: str, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why) as caught:
+        JSON_CODEC.decode_client(text)
+    assert caught.value.code is ErrorCode.INVALID_JSON
+
+
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x81", b"\x91" * 100_000, b"\xa1\xff"])
 def test_broken_msgpack(payload: bytes) -> None:
     with pytest.raises(ProtocolError) as caught:

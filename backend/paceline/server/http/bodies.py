@@ -9,7 +9,7 @@ import msgspec
 from paceline.server.http.errors import Refusal
 from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.events import ErrorDetails
-from paceline_protocol.faults import as_protocol_error, kind
+from paceline_protocol.faults import as_protocol_error, json_fault, kind
 
 if TYPE_CHECKING:
     from starlette.types import Receive
@@ -54,7 +54,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
         raise ProtocolError(ErrorCode.INVALID_JSON, "the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise ProtocolError(
-            ErrorCode.INVALID_JSON, f"the body is not valid JSON: {error}"
+            ErrorCode.INVALID_JSON, f"the body is not valid JSON: {json_fault(body, error)}"
         ) from None
     if not isinstance(value, dict):
         raise ProtocolError(
