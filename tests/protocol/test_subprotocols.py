@@ -11,6 +11,8 @@ from paceline_protocol import (
     JSON_SUBPROTOCOL,
     MSGPACK_CODEC,
     MSGPACK_SUBPROTOCOL,
+    ErrorCode,
+    ProtocolError,
     key_subprotocol,
     negotiate,
 )
@@ -20,7 +22,7 @@ from paceline_protocol import (
     ("offered", "codec", "subprotocol"),
     [
         ([], JSON_CODEC, None),
-        (["graphql-ws"], JSON_CODEC, None),
+        ([""], JSON_CODEC, None),
         ([JSON_SUBPROTOCOL], JSON_CODEC, JSON_SUBPROTOCOL),
         ([MSGPACK_SUBPROTOCOL, JSON_SUBPROTOCOL], MSGPACK_CODEC, MSGPACK_SUBPROTOCOL),
         (["x", JSON_SUBPROTOCOL, MSGPACK_SUBPROTOCOL], JSON_CODEC, JSON_SUBPROTOCOL),
@@ -31,6 +33,13 @@ def test_the_first_known_encoding_wins(
 ) -> None:
     chosen = negotiate(offered)
     assert (chosen.codec, chosen.subprotocol, chosen.api_key) == (codec, subprotocol, None)
+
+
+@pytest.mark.parametrize("offered", [["graphql-ws"], ["paceline.v2.json", key_subprotocol("k")]])
+def test_what_names_no_known_encoding_is_refused(offered: list[str]) -> None:
+    with pytest.raises(ProtocolError, match=r"offer `paceline\.v1\.json` or") as caught:
+        negotiate(offered)
+    assert (caught.value.code, caught.value.status) == (ErrorCode.UNSUPPORTED_VALUE, 400)
 
 
 @settings(deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 import struct
 from typing import TYPE_CHECKING, Any
@@ -248,6 +249,23 @@ async def test_origins() -> None:
             assert body["error"]["code"] == "origin_not_allowed"
 
 
+async def test_an_unknown_subprotocol_is_refused() -> None:
+    async with serving() as server:
+        with pytest.raises(InvalidStatus) as refused:
+            await server.connect(subprotocols=[Subprotocol("paceline.v2.json")])
+        assert refused.value.response.status_code == 400
+        error = json.loads(refused.value.response.body or b"")["error"]
+        assert error["code"] == "unsupported_value"
+        assert "`paceline.v1.json`" in error["message"]
+
+
+async def test_a_refusal_is_no_fault_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(api_key="secret") as server:
+        with pytest.raises(InvalidStatus):
+            await server.connect()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 async def test_keys() -> None:
     async with serving(api_key="s3cret/é") as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}):
@@ -332,7 +350,7 @@ async def test_draining_lets_responses_end_and_refuses_the_new() -> None:
         assert closed.code == 1012
 
 
-async def test_what_outlives_the_grace_time_is_cancelled_and_told_so() -> None:
+async def test_what_outlives_the_grace_time_fails_and_is_told_why() -> None:
     async with (
         serving(_endless, step_s=STEP_S, grace_period_s=0.0) as server,
         server.connect() as client,
@@ -342,7 +360,9 @@ async def test_what_outlives_the_grace_time_is_cancelled_and_told_so() -> None:
             pass
         server.shutdown.begin()
         events = await receive_response(client)
-        assert events[-1]["response"]["status"] == "cancelled"
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"]["error"]["type"] == "server_shutting_down"
+        assert events[-1]["response"]["output"][0]["status"] == "incomplete"
         closed = await until_closed(client)
         assert closed.code == 1012
 

@@ -562,16 +562,20 @@ class TestEnds:
         driver.finish(second)
         assert driver.close_code() == 1012
 
-    def test_after_the_grace_time_the_rest_is_cancelled(self) -> None:
+    def test_after_the_grace_time_the_rest_fails_and_says_why(self) -> None:
         driver = Driver()
         first = driver.create("one")
         driver.send(type="response.create", input="two")
         driver.run(driver.session.on_drain())
         events = driver.run(driver.session.on_drain_deadline())
-        assert types(events)[-1] == "response.incomplete"
+        assert types(events)[-1] == "response.failed"
         assert driver.cancelled == [first]
         assert driver.close_code() is None
-        driver.finish(first, FinishReason.CANCELLED)
+        ended = [events[-1], driver.finish(first, FinishReason.CANCELLED)[-1]]
+        for event in ended:
+            response = event["response"]
+            assert (response["status"], response["incomplete_details"]) == ("failed", None)
+            assert response["error"]["type"] == "server_shutting_down"
         assert driver.close_code() == 1012
 
     def test_a_cancel_that_is_under_way_is_not_repeated_at_the_deadline(self) -> None:
@@ -581,6 +585,8 @@ class TestEnds:
         driver.run(driver.session.on_drain())
         driver.run(driver.session.on_drain_deadline())
         assert driver.cancelled == [first]
+        (*_, ended) = driver.finish(first, FinishReason.CANCELLED)
+        assert (ended["type"], ended["response"]["error"]) == ("response.incomplete", None)
 
     def test_answers_for_requests_that_are_gone_are_ignored(self) -> None:
         driver = Driver(encodes=False)

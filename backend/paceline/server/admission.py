@@ -75,7 +75,7 @@ class OpenRequest:
 
     messages: its own at first, the whole conversation (without instructions) once it has started.
     form: what the answer must look like. tools: what it may call. encoded: the prompt, from RUNNING
-    on. token_ids: committed so far.
+    on. token_ids: committed so far. is_cut_off: the server cancels it, not its client.
     """
 
     response_id: str
@@ -88,6 +88,7 @@ class OpenRequest:
     state: RequestState = RequestState.WAITING
     encoded: EncodedChat | None = None
     token_ids: list[int] = field(default_factory=list)
+    is_cut_off: bool = False
 
     @property
     def lane(self) -> str | None:

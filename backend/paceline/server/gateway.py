@@ -18,7 +18,7 @@ from paceline.server.http.exchange import Exchange
 from paceline.server.metrics import Metrics
 from paceline.server.session import Session
 from paceline.server.turns import TurnStore
-from paceline_protocol.errors import ErrorCode
+from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.subprotocols import negotiate
 
 if TYPE_CHECKING:
@@ -117,11 +117,14 @@ class Gateway:
 
     async def endpoint(self, websocket: WebSocket) -> None:
         """`GET /v1/responses` upgraded."""
-        negotiation = negotiate(websocket.scope["subprotocols"])
+        try:
+            negotiation = negotiate(websocket.scope["subprotocols"])
+        except ProtocolError as error:
+            await _refuse(websocket, Denial(error.code, error.message))
+            return
         denial = self.check(websocket.headers, websocket.url.scheme, negotiation.api_key)
         if denial is not None:
-            log.info("connection refused", code=denial.code.value)
-            await websocket.send_denial_response(denial.response())
+            await _refuse(websocket, denial)
             return
         session_id = _new_id("sess")
         with self.counted():
@@ -241,6 +244,11 @@ class Gateway:
                 "try again later",
             )
         return None
+
+
+async def _refuse(websocket: WebSocket, denial: Denial) -> None:
+    log.info("connection refused", code=denial.code.value)
+    await websocket.send_denial_response(denial.response())
 
 
 def _new_id(prefix: str) -> str:

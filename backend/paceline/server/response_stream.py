@@ -141,7 +141,7 @@ class ResponseStream:
     def finish_cancelled(
         self, usage: ResponseUsage | None, summary: PacelineSummary | None
     ) -> list[ServerEvent]:
-        """The client (or a server that goes away) ended it. None: it never reached the engine."""
+        """The client ended it. None: it never reached the engine."""
         events = self._close_output("incomplete", is_answered=False)
         response = self._final(status="cancelled", usage=usage, paceline=summary)
         return [*events, ResponseIncomplete(response=response, stream_id=self._stream_id)]
@@ -152,7 +152,7 @@ class ResponseStream:
         usage: ResponseUsage | None,
         summary: PacelineSummary | None,
     ) -> list[ServerEvent]:
-        """The engine could not go on with it."""
+        """It could not go on, or the server goes away. None: it never reached the engine."""
         events = self._close_output("incomplete", is_answered=False)
         response = self._final(status="failed", error=error, usage=usage, paceline=summary)
         return [*events, ResponseFailed(response=response, stream_id=self._stream_id)]

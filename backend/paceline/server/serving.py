@@ -1,8 +1,8 @@
 """Runs the application on one port until a signal, and shuts it down in the right order.
 
 SIGTERM or SIGINT: not ready, new sockets get 503, new requests an error; running responses have a
-grace time, then they are cancelled; each socket is closed with 1012 when its work has ended; then
-uvicorn stops, then the engine. A second signal ends the grace time at once.
+grace time, then they fail as `server_shutting_down`; each socket is closed with 1012 when its work
+has ended; then uvicorn stops, then the engine. A second signal ends the grace time at once.
 
 uvicorn's own signal handling is switched off: it would send 1012 to everybody first.
 """

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from paceline.server.prompts import Prompt
     from paceline_protocol.events import ServerEvent
     from paceline_protocol.requests import ClientEvent
+    from paceline_protocol.responses import PacelineSummary, ResponseUsage
 
 CLOSE_SERVICE_RESTART = 1012
 CLOSE_TRY_AGAIN_LATER = 1013
@@ -209,8 +210,8 @@ class Session:
         return self._close_if_drained()
 
     def on_drain_deadline(self) -> list[Effect]:
-        """The grace time is over: cancel what still waits or runs."""
-        return self._cancel_all(list(self._open.values()))
+        """The grace time is over: what still waits or runs fails, and the error says why."""
+        return self._cancel_all(list(self._open.values()), is_cut_off=True)
 
     # Requests
 
@@ -356,12 +357,14 @@ class Session:
             )
         return self._cancel_all(list(lane))
 
-    def _cancel_all(self, requests: list[OpenRequest]) -> list[Effect]:
+    def _cancel_all(self, requests: list[OpenRequest], *, is_cut_off: bool = False) -> list[Effect]:
         effects: list[Effect] = []
         for each in requests:
+            if each.state is not RequestState.CANCELLING:
+                each.is_cut_off = is_cut_off
             match each.state:
                 case RequestState.WAITING | RequestState.ENCODING:
-                    events = [*each.stream.begin(), *each.stream.finish_cancelled(None, None)]
+                    events = [*each.stream.begin(), *_cancelled(each, None, None)]
                     effects.extend(self._send(each, events))
                     self._remove(each)
                 case RequestState.RUNNING:
@@ -389,10 +392,11 @@ class Session:
             case FinishReason.LENGTH:
                 events += each.stream.finish_at_limit(usage, summary)
             case FinishReason.CANCELLED:
-                events += each.stream.finish_cancelled(usage, summary)
+                events += _cancelled(each, usage, summary)
             case FinishReason.ERROR:
                 events += each.stream.finish_failed(failure_of(event), usage, summary)
-        if event.reason is not FinishReason.ERROR:
+        has_failed = event.reason is FinishReason.CANCELLED and each.is_cut_off
+        if event.reason is not FinishReason.ERROR and not has_failed:
             self._store(each, event)
         return self._finish(each, events)
 
@@ -415,3 +419,13 @@ class Session:
 
     def _send(self, each: OpenRequest, events: Iterable[ServerEvent]) -> list[Effect]:
         return [Send(event, each.response_id) for event in events]
+
+
+def _cancelled(
+    each: OpenRequest, usage: ResponseUsage | None, summary: PacelineSummary | None
+) -> list[ServerEvent]:
+    """The end of a response that was cancelled: its client knows why, unless we did it."""
+    if not each.is_cut_off:
+        return each.stream.finish_cancelled(usage, summary)
+    why = failure(ErrorCode.SERVER_SHUTTING_DOWN, "the server is shutting down; ask again")
+    return each.stream.finish_failed(why, usage, summary)

@@ -1,6 +1,6 @@
 """uvicorn's sans-I/O WebSocket protocol, with an end for peers that do not read.
 
-Three things that the class we build on leaves open:
+Four things that the class we build on leaves open:
 
 * A close frame waits until the peer has read what lies before it, so a server can never tell a slow
   reader why it goes. Here it is queued at once, behind what is already buffered.
@@ -9,6 +9,8 @@ Three things that the class we build on leaves open:
 * After a frame over the limit the socket is closed with bytes still unread, and the kernel answers
   with a reset that can overtake the close frame. Here the rest is read and thrown away until the
   peer is quiet, so that it sees 1009 and its reason.
+* A handshake that the application refuses with an HTTP response counts as one that it forgot to
+  complete, and is logged as an error. Here it is complete.
 
 The buffers of socket and transport are kept small: text is a trickle, a connection that does not
 read costs little memory then, and what waits is merged in the outbox instead of queueing here.
@@ -54,6 +56,8 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
         if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
             raise ClientDisconnected  # closed by us for a violation; the app will hear of it
         await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            self.handshake_complete = True
         if is_close:
             self._drop_after_timeout()
 

@@ -92,7 +92,6 @@ class Answer:
         is_stream: bool,
         slow_reader_s: float,
         rename: Callable[[str | None], str | None],
-        may_be_cancelled: bool = False,
         on_progress: Callable[[ServerEvent], None] | None = None,
     ) -> None:
         self._exchange = exchange
@@ -102,7 +101,6 @@ class Answer:
         self._is_stream = is_stream
         self._slow_reader_s = slow_reader_s
         self._rename = rename
-        self._may_be_cancelled = may_be_cancelled
         self._on_progress = on_progress
         self._ended: dict[int, Response] = {}
         self.has_started = False
@@ -180,14 +178,9 @@ class Answer:
             self._ended[self._place(event)] = event.response
 
     def _require_success(self, event: ServerEvent) -> None:
-        """Raises Refusal for a response that failed, or was cancelled by nobody but us."""
+        """Raises Refusal for a response that failed."""
         if isinstance(event, ResponseFailed):
             raise Refusal.of_failure(event.response.error)
-        is_cancelled = (
-            isinstance(event, ResponseIncomplete) and event.response.status == "cancelled"
-        )
-        if is_cancelled and not self._may_be_cancelled:
-            raise Refusal.shutting_down()
 
     def _place(self, event: ServerEvent) -> int:
         assert not isinstance(event, TelemetrySample)

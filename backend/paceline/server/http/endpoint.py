@@ -104,7 +104,6 @@ class Endpoint:
             is_stream=ask.is_stream,
             slow_reader_s=self._gateway.settings.slow_reader_s,
             rename=ask.rename,
-            may_be_cancelled=ask.watch is not None,
             on_progress=None if ask.watch is None else ask.watch(exchange),
         )
         refusals: list[Refusal] = []

@@ -172,8 +172,8 @@ export class Answering {
 
   private onFinished(answer: Answer, response: Response): void {
     const message = answer.cell.peek();
-    if (response.status === "cancelled" && !answer.isStopped) {
-      this.onLost(answer); // the server did it, on its way out
+    if (CONNECTION_ERRORS.has(response.error?.type ?? "")) {
+      this.onLost(answer); // cut off by a server on its way out
       return;
     }
     const text = outputText(response);

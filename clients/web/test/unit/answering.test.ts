@@ -221,9 +221,9 @@ describe("a connection that breaks", () => {
     expect(branch()[1]).toMatchObject({ status: "done", text: "Hi" });
   });
 
-  test("a server that cancels on its way out counts as broken", async () => {
+  test("an answer that a server cuts off on its way out counts as broken", async () => {
     answering.ask(conversationId, "hello");
-    server.answer(["Half"], "cancelled");
+    server.answer(["Half"], "failed", "server_shutting_down");
     await reconnect();
     server.answer(["Whole"]);
     expect(branch().map((each) => each.text)).toEqual(["hello", "Whole"]);

@@ -68,8 +68,13 @@ export class FakeServer implements Surroundings {
     return this.socket.sent.filter((event) => event.type === "response.create");
   }
 
-  /** Answer the newest request: a piece of text for each delta, and an end if one is given. */
-  answer(deltas: readonly string[], end: ModelResponse["status"] | null = "completed"): void {
+  /** Answer the newest request: a piece of text for each delta, and an end if one is given.
+   * failure: the `error.type` of a response that fails. */
+  answer(
+    deltas: readonly string[],
+    end: ModelResponse["status"] | null = "completed",
+    failure?: string,
+  ): void {
     const request = this.requests.at(-1);
     const lane = request?.stream_id ?? "";
     const id = `resp_${this.sockets.length}_${this.requests.length}`;
@@ -80,7 +85,7 @@ export class FakeServer implements Surroundings {
       response: response(id, "in_progress", ""),
     });
     for (const delta of deltas) this.delta(lane, delta);
-    if (end !== null) this.end(lane, id, end, deltas.join(""));
+    if (end !== null) this.end(lane, id, end, deltas.join(""), failure);
   }
 
   delta(lane: string, delta: string): void {
@@ -97,7 +102,13 @@ export class FakeServer implements Surroundings {
     });
   }
 
-  end(lane: string, id: string, status: ModelResponse["status"], text: string): void {
+  end(
+    lane: string,
+    id: string,
+    status: ModelResponse["status"],
+    text: string,
+    failure?: string,
+  ): void {
     const type =
       status === "completed"
         ? ("response.completed" as const)
@@ -108,7 +119,13 @@ export class FakeServer implements Surroundings {
       type,
       sequence_number: 2,
       stream_id: lane,
-      response: response(id, status, text),
+      response: {
+        ...response(id, status, text),
+        error:
+          failure === undefined
+            ? null
+            : { code: "server_error", message: `failed: ${failure}`, type: failure },
+      },
     });
   }
 
