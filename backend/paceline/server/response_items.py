@@ -1,11 +1,12 @@
 """The events of one output item, from its first character to its last.
 
 One class for each kind of item, all with the same three steps: `open` once, `append` any number of
-times, `close` once. `item` is the item as it stands in the response.
+times, `close` once.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,35 +43,60 @@ _CONTENT_INDEX = 0
 
 
 @dataclass(slots=True)
-class MessageBuilder:
-    """A message with one text part."""
+class ItemBuilder(ABC):
+    """What all kinds have in common: an item is added, grows, and is done."""
 
     item_id: str
     output_index: int
     stream_id: str | UnsetType
-    status: ItemStatus = "in_progress"
-    _texts: list[str] = field(default_factory=list)
-    _logprobs: list[Logprob] = field(default_factory=list)
+    status: ItemStatus = field(default="in_progress", init=False)
+    _texts: list[str] = field(default_factory=list, init=False)
+
+    @property
+    @abstractmethod
+    def item(self) -> OutputItem:
+        """The item as it stands in the response."""
+
+    @property
+    def text(self) -> str:
+        """All that was appended."""
+        return "".join(self._texts)
+
+    def open(self) -> list[ServerEvent]:
+        added = OutputItemAdded(
+            output_index=self.output_index, item=self._new_item(), stream_id=self.stream_id
+        )
+        return [added, *self._begin_content()]
+
+    def close(self, status: ItemStatus) -> list[ServerEvent]:
+        self.status = status
+        done = OutputItemDone(
+            output_index=self.output_index, item=self.item, stream_id=self.stream_id
+        )
+        return [*self._end_content(), done]
+
+    def _new_item(self) -> OutputItem:
+        """The item as it is announced."""
+        return self.item
+
+    def _begin_content(self) -> list[ServerEvent]:
+        """What follows the announcement."""
+        return []
+
+    @abstractmethod
+    def _end_content(self) -> list[ServerEvent]:
+        """What precedes the end of the item."""
+
+
+@dataclass(slots=True)
+class MessageBuilder(ItemBuilder):
+    """A message with one text part."""
+
+    _logprobs: list[Logprob] = field(default_factory=list, init=False)
 
     @property
     def item(self) -> OutputItem:
         return OutputMessage(id=self.item_id, status=self.status, content=[self._part()])
-
-    def open(self) -> list[ServerEvent]:
-        return [
-            OutputItemAdded(
-                output_index=self.output_index,
-                item=OutputMessage(id=self.item_id, status="in_progress", content=[]),
-                stream_id=self.stream_id,
-            ),
-            ContentPartAdded(
-                item_id=self.item_id,
-                output_index=self.output_index,
-                content_index=_CONTENT_INDEX,
-                part=OutputText(text=""),
-                stream_id=self.stream_id,
-            ),
-        ]
 
     def append(
         self,
@@ -93,8 +119,21 @@ class MessageBuilder:
             )
         ]
 
-    def close(self, status: ItemStatus) -> list[ServerEvent]:
-        self.status = status
+    def _new_item(self) -> OutputItem:
+        return OutputMessage(id=self.item_id, status=self.status, content=[])
+
+    def _begin_content(self) -> list[ServerEvent]:
+        return [
+            ContentPartAdded(
+                item_id=self.item_id,
+                output_index=self.output_index,
+                content_index=_CONTENT_INDEX,
+                part=OutputText(text=""),
+                stream_id=self.stream_id,
+            )
+        ]
+
+    def _end_content(self) -> list[ServerEvent]:
         part = self._part()
         return [
             OutputTextDone(
@@ -112,26 +151,18 @@ class MessageBuilder:
                 part=part,
                 stream_id=self.stream_id,
             ),
-            OutputItemDone(
-                output_index=self.output_index, item=self.item, stream_id=self.stream_id
-            ),
         ]
 
     def _part(self) -> OutputText:
-        return OutputText(text="".join(self._texts), logprobs=self._logprobs or None)
+        return OutputText(text=self.text, logprobs=self._logprobs or None)
 
 
 @dataclass(slots=True)
-class CallBuilder:
+class CallBuilder(ItemBuilder):
     """A call of a function. call_id: what its output will name."""
 
-    item_id: str
-    output_index: int
-    stream_id: str | UnsetType
     call_id: str
     name: str
-    status: ItemStatus = "in_progress"
-    _parts: list[str] = field(default_factory=list)
 
     @property
     def item(self) -> OutputItem:
@@ -139,19 +170,12 @@ class CallBuilder:
             id=self.item_id,
             call_id=self.call_id,
             name=self.name,
-            arguments="".join(self._parts),
+            arguments=self.text,
             status=self.status,
         )
 
-    def open(self) -> list[ServerEvent]:
-        return [
-            OutputItemAdded(
-                output_index=self.output_index, item=self.item, stream_id=self.stream_id
-            )
-        ]
-
     def append(self, text: str) -> list[ServerEvent]:
-        self._parts.append(text)
+        self._texts.append(text)
         return [
             FunctionCallArgumentsDelta(
                 item_id=self.item_id,
@@ -161,46 +185,26 @@ class CallBuilder:
             )
         ]
 
-    def close(self, status: ItemStatus) -> list[ServerEvent]:
-        self.status = status
+    def _end_content(self) -> list[ServerEvent]:
         return [
             FunctionCallArgumentsDone(
                 item_id=self.item_id,
                 output_index=self.output_index,
                 name=self.name,
-                arguments="".join(self._parts),
+                arguments=self.text,
                 stream_id=self.stream_id,
-            ),
-            OutputItemDone(
-                output_index=self.output_index, item=self.item, stream_id=self.stream_id
-            ),
+            )
         ]
 
 
 @dataclass(slots=True)
-class ReasoningBuilder:
+class ReasoningBuilder(ItemBuilder):
     """What the model thinks before it answers."""
-
-    item_id: str
-    output_index: int
-    stream_id: str | UnsetType
-    status: ItemStatus = "in_progress"
-    _texts: list[str] = field(default_factory=list)
 
     @property
     def item(self) -> OutputItem:
-        return Reasoning(
-            id=self.item_id,
-            content=[ReasoningText(text="".join(self._texts))] if self._texts else [],
-            status=self.status,
-        )
-
-    def open(self) -> list[ServerEvent]:
-        return [
-            OutputItemAdded(
-                output_index=self.output_index, item=self.item, stream_id=self.stream_id
-            )
-        ]
+        content = [ReasoningText(text=self.text)] if self._texts else []
+        return Reasoning(id=self.item_id, content=content, status=self.status)
 
     def append(self, text: str) -> list[ServerEvent]:
         self._texts.append(text)
@@ -214,20 +218,13 @@ class ReasoningBuilder:
             )
         ]
 
-    def close(self, status: ItemStatus) -> list[ServerEvent]:
-        self.status = status
+    def _end_content(self) -> list[ServerEvent]:
         return [
             ReasoningTextDone(
                 item_id=self.item_id,
                 output_index=self.output_index,
                 content_index=_CONTENT_INDEX,
-                text="".join(self._texts),
+                text=self.text,
                 stream_id=self.stream_id,
-            ),
-            OutputItemDone(
-                output_index=self.output_index, item=self.item, stream_id=self.stream_id
-            ),
+            )
         ]
-
-
-ItemBuilder = MessageBuilder | CallBuilder | ReasoningBuilder

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from paceline.server.tool_calls.json_call import JsonCall, MalformedCall
+from paceline.server.tool_calls.nesting import Nesting
 from paceline.server.tool_calls.pieces import ArgumentsPiece, CallBegun, CallEnded, TextPiece
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class CallParser:
         self._held = ""
         self._raw = ""
         self._call = JsonCall()
-        self._nesting: JsonArguments | None = None
+        self._arguments: JsonArguments | None = None
         self._name = ""
         self._is_array = False
         self._is_announced = False
@@ -65,7 +66,7 @@ class CallParser:
             case _At.OPENING | _At.NAME:
                 rest = self._raw
             case _At.CALL:
-                begun = self._nesting is not None or self._call.has_begun
+                begun = self._arguments is not None or self._call.has_begun
                 rest = "" if begun else self._raw
             case _:
                 rest = "" if self._is_syntax(self._held) else self._held
@@ -151,17 +152,17 @@ class CallParser:
         name = self._name[:-1].strip(_SPACE).removesuffix(_ARGS_MARK).strip(_SPACE)
         if not name or any(each in _SPACE for each in name):
             raise MalformedCall
-        self._nesting = JsonArguments()
+        self._arguments = JsonArguments()
         self._at = _At.CALL
-        return [CallBegun(name), *self._nesting.push(character)]
+        return [CallBegun(name), *self._arguments.push(character)]
 
     def _begin_object(self) -> None:
         self._call = JsonCall()
-        self._nesting = None
+        self._arguments = None
         self._at = _At.CALL
 
     def _in_call(self, character: str) -> list[Piece]:
-        reader = self._nesting or self._call
+        reader = self._arguments or self._call
         try:
             pieces = reader.push(character)
         except MalformedCall:
@@ -227,26 +228,14 @@ class JsonArguments:
     has_begun = True
 
     def __init__(self) -> None:
-        self.is_done = False
-        self._depth = 0
-        self._is_in_string = False
-        self._is_escaped = False
+        self._nesting = Nesting()
+
+    @property
+    def is_done(self) -> bool:
+        return self._nesting.is_closed
 
     def push(self, character: str) -> list[Piece]:
-        if self._is_in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif character == "\\":
-                self._is_escaped = True
-            elif character == '"':
-                self._is_in_string = False
-        elif character == '"':
-            self._is_in_string = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-            self.is_done = self._depth == 0
+        self._nesting.push(character)
         return [ArgumentsPiece(character), *([CallEnded()] if self.is_done else [])]
 
 

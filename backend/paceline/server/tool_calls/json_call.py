@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from enum import Enum, auto
 
+from paceline.server.tool_calls.nesting import Nesting
 from paceline.server.tool_calls.pieces import ArgumentsPiece, CallBegun, CallEnded, Piece
 
 _SPACE = " \t\r\n"
@@ -45,8 +46,7 @@ class JsonCall:
         self._text: list[str] = []
         self._arguments: list[str] = []
         self._has_arguments = False
-        self._depth = 0
-        self._is_in_string = False
+        self._nesting = Nesting()
         self._is_escaped = False
 
     @property
@@ -100,9 +100,9 @@ class JsonCall:
             self._at = _At.KEY
             return []
         if character in "{[":
-            self._depth = 1
-            self._is_in_string = self._is_escaped = False
+            self._nesting = Nesting()
             self._at = _At.IN_NESTED
+            return self._in_nested(character)
         elif character in "-0123456789tfn":
             self._at = _At.IN_SCALAR
         else:
@@ -133,21 +133,9 @@ class JsonCall:
         return self._value_part(text) if text else []
 
     def _in_nested(self, character: str) -> list[Piece]:
-        if self._is_in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif character == "\\":
-                self._is_escaped = True
-            elif character == '"':
-                self._is_in_string = False
-        elif character == '"':
-            self._is_in_string = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-            if self._depth == 0:
-                self._at = _At.BEHIND_VALUE
+        self._nesting.push(character)
+        if self._nesting.is_closed:
+            self._at = _At.BEHIND_VALUE
         return self._value_part(character)
 
     def _value_part(self, text: str) -> list[Piece]:
