@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import threading
 from typing import TYPE_CHECKING
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from paceline_client import ConnectError, QueueFullError
+from paceline_client import ConnectError, QueueFullError, Session
+from paceline_client.requests import CompletionSettings, ResponseSettings
 from paceline_client.sync import connect_sync
 from paceline_protocol import messages as m
 from tests.client.scripted_server import ScriptedServer, scripted_server
@@ -25,6 +27,15 @@ def server() -> Iterator[ScriptedServer]:
         portal.wrap_async_context_manager(scripted_server()) as running,
     ):
         yield running
+
+
+def test_settings_are_those_of_the_async_client() -> None:
+    for method, settings, own in (
+        (Session.respond, ResponseSettings, {"self", "input"}),
+        (Session.complete, CompletionSettings, {"self", "prompt"}),
+    ):
+        parameters = inspect.signature(method).parameters.keys()
+        assert parameters - own == settings.__annotations__.keys()
 
 
 def test_an_answer_streams(server: ScriptedServer) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline_client.requests import Input, Options
+    from typing import Unpack
+
+    from paceline_client.requests import Input, TurnSettings
     from paceline_client.session import Session
     from paceline_client.streams import ResponseStream
     from paceline_protocol.messages import Response
@@ -20,17 +22,12 @@ class Conversation:
         session: Session,
         *,
         instructions: str | None = None,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        paceline: Options = None,
+        **settings: Unpack[TurnSettings],
     ) -> None:
+        """settings: those of `Session.respond`, for every turn."""
         self.instructions = instructions
         self._session = session
-        self._max_output_tokens = max_output_tokens
-        self._temperature = temperature
-        self._top_p = top_p
-        self._paceline = paceline
+        self._settings = settings
         self._previous: Response | None = None
         self._stream: ResponseStream | None = None
 
@@ -47,13 +44,7 @@ class Conversation:
     def respond(self, input: Input) -> ResponseStream:
         """The next turn."""
         self._stream = self._session.respond(
-            input,
-            instructions=self.instructions,
-            previous=self.previous,
-            max_output_tokens=self._max_output_tokens,
-            temperature=self._temperature,
-            top_p=self._top_p,
-            paceline=self._paceline,
+            input, instructions=self.instructions, previous=self.previous, **self._settings
         )
         return self._stream
 

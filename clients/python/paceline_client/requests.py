@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import msgspec
 
@@ -16,10 +16,43 @@ from paceline_protocol.messages import (
     ResponseCreate,
 )
 
+if TYPE_CHECKING:
+    from paceline_protocol.messages import Response
+
 Input = str | Sequence[InputItem | Mapping[str, Any]]
 Options = PacelineOptions | Mapping[str, Any] | None
 
 Request = TypeVar("Request", ResponseCreate, CompletionCreate)
+
+
+class TurnSettings(TypedDict, total=False):
+    """What `Session.respond` takes and a conversation holds for all its turns; see there."""
+
+    max_output_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_logprobs: int | None
+    metadata: Mapping[str, str] | None
+    model: str | None
+    paceline: Options
+
+
+class ResponseSettings(TurnSettings, total=False):
+    """What `Session.respond` takes beside the input; see there."""
+
+    instructions: str | None
+    previous: Response | str | None
+    generate: bool
+
+
+class CompletionSettings(TypedDict, total=False):
+    """What `Session.complete` takes beside the prompt; see there."""
+
+    suffix: str | None
+    max_output_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    paceline: Options
 
 
 def response_request(

@@ -21,10 +21,12 @@ from paceline_protocol.messages import ErrorEvent, TelemetrySample
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from typing import Unpack
 
     from anyio.abc import TaskGroup
 
     from paceline_client.errors import ConnectionLostError
+    from paceline_client.requests import ResponseSettings
     from paceline_protocol.messages import Response, ServerEvent, TelemetryScope
 
 logger = logging.getLogger("paceline_client")
@@ -126,28 +128,9 @@ class Session:
         )
         return ResponseStream(self, request, None)
 
-    async def ask(
-        self,
-        input: Input,
-        *,
-        instructions: str | None = None,
-        previous: Response | str | None = None,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        paceline: Options = None,
-    ) -> Response:
+    async def ask(self, input: Input, **settings: Unpack[ResponseSettings]) -> Response:
         """The finished response; its text is `.output_text`. As `respond` otherwise."""
-        stream = self.respond(
-            input,
-            instructions=instructions,
-            previous=previous,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            paceline=paceline,
-        )
-        return await stream.finish()
+        return await self.respond(input, **settings).finish()
 
     def telemetry(
         self, scope: TelemetryScope = "session", *, interval_ms: int = 500

@@ -15,11 +15,16 @@ from paceline_client.session import Session, connect
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
     from anyio.from_thread import BlockingPortal
 
-    from paceline_client.requests import Input, Options
+    from paceline_client.requests import (
+        CompletionSettings,
+        Input,
+        ResponseSettings,
+        TurnSettings,
+    )
     from paceline_client.streams import ResponseStream
     from paceline_protocol.messages import Response, ServerEvent
 
@@ -144,90 +149,23 @@ class SyncSession:
         self._portal = portal
         self._session = session
 
-    def respond(
-        self,
-        input: Input,
-        *,
-        instructions: str | None = None,
-        previous: Response | str | None = None,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        paceline: Options = None,
-    ) -> SyncStream:
+    def respond(self, input: Input, **settings: Unpack[ResponseSettings]) -> SyncStream:
         """As `Session.respond`."""
-        stream = self._session.respond(
-            input,
-            instructions=instructions,
-            previous=previous,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            paceline=paceline,
-        )
-        return SyncStream(self._portal, stream)
+        return SyncStream(self._portal, self._session.respond(input, **settings))
 
-    def complete(
-        self,
-        prompt: str,
-        *,
-        suffix: str | None = None,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        paceline: Options = None,
-    ) -> SyncStream:
+    def complete(self, prompt: str, **settings: Unpack[CompletionSettings]) -> SyncStream:
         """As `Session.complete`."""
-        stream = self._session.complete(
-            prompt,
-            suffix=suffix,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            paceline=paceline,
-        )
-        return SyncStream(self._portal, stream)
+        return SyncStream(self._portal, self._session.complete(prompt, **settings))
 
-    def ask(
-        self,
-        input: Input,
-        *,
-        instructions: str | None = None,
-        previous: Response | str | None = None,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        paceline: Options = None,
-    ) -> Response:
+    def ask(self, input: Input, **settings: Unpack[ResponseSettings]) -> Response:
         """As `Session.ask`."""
-        return self.respond(
-            input,
-            instructions=instructions,
-            previous=previous,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            paceline=paceline,
-        ).finish()
+        return self.respond(input, **settings).finish()
 
     def conversation(
-        self,
-        *,
-        instructions: str | None = None,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        paceline: Options = None,
+        self, *, instructions: str | None = None, **settings: Unpack[TurnSettings]
     ) -> SyncConversation:
         """As `Conversation`."""
-        conversation = Conversation(
-            self._session,
-            instructions=instructions,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            paceline=paceline,
-        )
+        conversation = Conversation(self._session, instructions=instructions, **settings)
         return SyncConversation(self._portal, conversation)
 
 
