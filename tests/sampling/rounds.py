@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paceline.sampling.acceptance import Acceptance, AcceptanceLaw, Drafted, acceptance_law, draw
+from paceline.sampling.acceptance import (
+    Acceptance,
+    AcceptanceLaw,
+    Drafted,
+    acceptance_law,
+    draw,
+    settle,
+)
 from paceline.sampling.rows import Rows
 
 if TYPE_CHECKING:
@@ -117,6 +124,12 @@ class RoundCase:
                 table.append((self.declared_of or self.draft_of)(ids[:place])[kept])
         rows = torch.tensor(np.array(table), dtype=torch.float32) if table else None
         return rows, index
+
+
+def settled(law: AcceptanceLaw, accept: Tensor, residual: Tensor, bonus: Tensor) -> Acceptance:
+    """`draw` by the pass that serves on a CPU, which makes the law itself."""
+    noise = (part.numpy() for part in (accept, residual, bonus))
+    return settle(law.target, law.drafted, law.is_block.numpy(), *noise)
 
 
 def output_law(case: RoundCase, run: Draw = draw) -> Law:

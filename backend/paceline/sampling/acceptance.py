@@ -2,8 +2,8 @@
 
 Two pure stages. `acceptance_law` turns distributions into the law of a round: the threshold of each
 drafted position and, for any number of accepted tokens, what the next token is drawn from. `draw`
-turns that law and uniforms into an outcome. Nothing here has randomness of its own, so the exact
-law can be tested by running `draw` on every cell of the uniforms.
+turns that law and uniforms into an outcome; `settle` runs both. Nothing here has randomness of its
+own, so the exact law can be tested by running `draw` on every cell of the uniforms.
 
 Write P_i and Q_i for the target's and the draft's distribution at position i, x_i for the drafted
 token, and K for the number of drafted ones. All rules leave the target's law untouched:
@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from paceline.sampling.draws import draw_tokens
-from paceline.sampling.native import excess_of_rows
+from paceline.sampling.native import settle_rounds
 from paceline.sampling.rows import Rows, row_sums
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
     Bools = npt.NDArray[np.bool_]
+    Doubles = npt.NDArray[np.float64]
 
 # Rows of a whole vocabulary whose excess is computed at a time: the temporaries stay in the cache.
 _CHUNK = 4
@@ -238,6 +239,33 @@ def draw(law: AcceptanceLaw, accept: Tensor, residual: Tensor, bonus: Tensor) ->
     return _acceptance(num_accepted, next_token, num_passed, survival, next_prob, drafted)
 
 
+def settle(
+    target: Rows,
+    drafted: Drafted,
+    is_block: Bools,
+    accept: Doubles,
+    residual: Doubles,
+    bonus: Doubles,
+) -> Acceptance:
+    """`draw` of the `acceptance_law` of these arguments, for uniforms of the host; on a CPU in one
+    pass where our own library serves."""
+    settled = settle_rounds(target, drafted, is_block, accept, residual, bonus)
+    if settled is None:
+        device = target.weights.device
+        noise = (torch.from_numpy(part).to(device) for part in (accept, residual, bonus))
+        return draw(acceptance_law(target, drafted, is_block), *noise)
+    accepted, token, source, examined, passed = map(torch.from_numpy, settled.counts)
+    return Acceptance(
+        accepted,
+        token,
+        source,
+        examined,
+        passed,
+        torch.from_numpy(settled.survival),
+        torch.from_numpy(settled.next_prob),
+    )
+
+
 def matching_acceptance(samples: Tensor, drafted: Drafted, target: Rows | None) -> Acceptance:
     """The outcome where each target row has one token of its own: accept while the draft is it.
 
@@ -314,10 +342,6 @@ def _excess(
         scaled = target.weights[rows] * factor[:, None]
         return row_sums(_subtract_draft(scaled, target.ids[rows], row_index, drafted).relu_())
     vocab_ids = drafted.vocab_ids
-    if vocab_ids is None:
-        found = excess_of_rows(target.weights, rows, factor, drafted.rows, row_index)
-        if found is not None:
-            return found
     width, draft_width = target.weights.shape[1], drafted.rows.shape[1]
     buffer = target.weights.new_empty(_CHUNK, width)
     draft_buffer = target.weights.new_empty(_CHUNK, draft_width)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.sampling.native import inverse_cdf_of
 from paceline.sampling.randomness import Purpose, exponentials
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
         int64 [N]: the first index whose cumulative weight exceeds uniform * total, in float64;
         never an index of weight zero.
     """
+    found = inverse_cdf_of(weights, uniforms)
+    if found is not None:
+        return found
     num_rows, width = weights.shape
     padding = -width % min(_GROUP, width)
     if padding:

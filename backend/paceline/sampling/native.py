@@ -7,6 +7,7 @@ operations.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,37 @@ from paceline.core.native_library import build_library
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from paceline.sampling.acceptance import Drafted
+    from paceline.sampling.rows import Rows
+
 _SOURCE = Path(__file__).with_name("kernels") / "rows.cpp"
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+
+
+class _Round(ctypes.Structure):
+    """`PacelineRound` of the source."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("weights", "ids", "totals")),
+        ("width", _LONG),
+        *((name, _POINTER) for name in ("drafts", "vocab_ids")),
+        ("draft_width", _LONG),
+        *(
+            (name, _POINTER)
+            for name in (
+                *("draft_ids", "num_drafted", "first_rows", "row_index", "is_block"),
+                *("accept", "residual", "bonus"),
+            )
+        ),
+        *((name, _LONG) for name in ("num_sequences", "depth")),
+        *(
+            (name, _POINTER)
+            for name in (
+                *("num_accepted", "next_token", "source", "num_examined", "num_passed"),
+                *("survival", "next_prob"),
+            )
+        ),
+    )
 
 
 @lru_cache(maxsize=1)
@@ -37,16 +67,6 @@ def _library() -> ctypes.CDLL | None:
         *(_POINTER,) * 4,
         _INT,
     )
-    library.paceline_excess.argtypes = (
-        _POINTER,
-        _LONG,
-        *(_POINTER,) * 3,
-        _LONG,
-        _POINTER,
-        _LONG,
-        _POINTER,
-        _INT,
-    )
     library.paceline_keep_likely.argtypes = (
         _POINTER,
         _INT,
@@ -55,9 +75,12 @@ def _library() -> ctypes.CDLL | None:
         _INT,
     )
     library.paceline_uniforms.argtypes = (*(_POINTER,) * 4, _LONG, _POINTER)
+    library.paceline_settle.argtypes = (_POINTER, _INT)
+    library.paceline_inverse_cdf.argtypes = (_POINTER, _LONG, _LONG, _POINTER, _POINTER)
     for name in (
+        "paceline_settle",
+        "paceline_inverse_cdf",
         "paceline_weigh",
-        "paceline_excess",
         "paceline_keep_likely",
         "paceline_uniforms",
     ):
@@ -138,36 +161,6 @@ def _serves(logits: Tensor) -> bool:
     return is_served and not logits.is_cuda and logits.stride(1) == 1
 
 
-def excess_of_rows(
-    weights: Tensor, rows: Tensor, factors: Tensor, drafts: Tensor, draft_rows: Tensor
-) -> Tensor | None:
-    """Sums of max(0, factor * weights[row] - drafts[draft_row]): float64 [N].
-
-    weights: float32 [R, V]. drafts: float32 [P, Vd], zero beyond Vd. rows, draft_rows: int64 [N].
-    factors: float32 [N].
-    """
-    if weights.is_cuda or drafts.dtype is not torch.float32:
-        return None
-    library = _library()
-    if library is None or not (weights.is_contiguous() and drafts.is_contiguous()):
-        return None
-    rows, draft_rows, factors = rows.contiguous(), draft_rows.contiguous(), factors.contiguous()
-    sums = torch.empty(len(rows), dtype=torch.float64)
-    library.paceline_excess(
-        weights.data_ptr(),
-        weights.shape[1],
-        rows.data_ptr(),
-        factors.data_ptr(),
-        drafts.data_ptr(),
-        drafts.shape[1],
-        draft_rows.data_ptr(),
-        len(rows),
-        sums.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return sums
-
-
 def uniforms_of(
     seeds: npt.ArrayLike, positions: npt.ArrayLike, rounds: npt.ArrayLike, purpose: npt.ArrayLike
 ) -> npt.NDArray[np.float64] | None:
@@ -184,3 +177,77 @@ def uniforms_of(
         first, first + row, first + 2 * row, first + 3 * row, out.size, out.ctypes.data
     )
     return out
+
+
+def inverse_cdf_of(weights: Tensor, uniforms: Tensor) -> Tensor | None:
+    """`draws.inverse_cdf` in one pass."""
+    is_served = weights.dtype is torch.float32 and not weights.is_cuda and weights.is_contiguous()
+    library = _library() if is_served else None
+    if library is None:
+        return None
+    num_rows, width = weights.shape
+    uniforms = uniforms.contiguous()
+    out = torch.empty(num_rows, dtype=torch.int64)
+    library.paceline_inverse_cdf(
+        weights.data_ptr(), num_rows, width, uniforms.data_ptr(), out.data_ptr()
+    )
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The arrays of an `acceptance.Acceptance`: counts int64 [5, B] in its order, and the rest."""
+
+    counts: npt.NDArray[np.int64]
+    survival: npt.NDArray[np.float64]
+    next_prob: npt.NDArray[np.float64]
+
+
+def settle_rounds(
+    target: Rows,
+    drafted: Drafted,
+    is_block: npt.NDArray[np.bool_],
+    accept: npt.NDArray[np.float64],
+    residual: npt.NDArray[np.float64],
+    bonus: npt.NDArray[np.float64],
+) -> Settled | None:
+    """`acceptance.draw` of the `acceptance_law` of these arguments, in one pass a sequence."""
+    library = None if target.weights.is_cuda else _library()
+    if library is None:
+        return None
+    weights, totals = target.weights.contiguous(), target.totals.contiguous()
+    ids = None if target.ids is None else target.ids.contiguous()
+    rows = None if drafted.rows is None else drafted.rows.contiguous()
+    vocab_ids = None if drafted.vocab_ids is None else drafted.vocab_ids.contiguous()
+    draft_ids = drafted.draft_ids.contiguous()
+    num_sequences, depth = drafted.draft_ids.shape
+    arrays = [
+        np.ascontiguousarray(part)
+        for part in (drafted.num_drafted, drafted.first_rows, drafted.row_index)
+    ]
+    flags = np.ascontiguousarray(is_block, dtype=np.uint8)
+    noise = [np.ascontiguousarray(part) for part in (accept, residual, bonus)]
+    counts = np.empty((5, num_sequences), dtype=np.int64)
+    survival = np.empty((num_sequences, depth), dtype=np.float64)
+    next_prob = np.empty(num_sequences, dtype=np.float64)
+    first, step = counts.ctypes.data, counts.strides[0]
+    round_ = _Round(
+        weights.data_ptr(),
+        None if ids is None else ids.data_ptr(),
+        totals.data_ptr(),
+        weights.shape[1],
+        None if rows is None else rows.data_ptr(),
+        None if vocab_ids is None else vocab_ids.data_ptr(),
+        0 if rows is None else rows.shape[1],
+        draft_ids.data_ptr(),
+        *(part.ctypes.data for part in arrays),
+        flags.ctypes.data,
+        *(part.ctypes.data for part in noise),
+        num_sequences,
+        depth,
+        *(first + field * step for field in range(5)),
+        survival.ctypes.data,
+        next_prob.ctypes.data,
+    )
+    library.paceline_settle(ctypes.addressof(round_), torch.get_num_threads())
+    return Settled(counts, survival, next_prob)

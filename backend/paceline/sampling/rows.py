@@ -32,17 +32,6 @@ class Rows:
         ids = None if self.ids is None else self.ids[rows]
         return Rows(self.weights[rows], self.totals[rows], ids)
 
-    def num_entries(self) -> Tensor:
-        """How many leading entries of each row hold all its weight: int64 [R]."""
-        columns = torch.arange(1, self.weights.shape[1] + 1, device=self.weights.device)
-        return torch.where(self.weights > 0, columns, 0).amax(-1)
-
-    def trimmed(self) -> Rows:
-        """The same rows without the trailing entries that none of them needs."""
-        width = int(self.num_entries().max())
-        ids = None if self.ids is None else self.ids[:, :width].contiguous()
-        return Rows(self.weights[:, :width].contiguous(), self.totals, ids)
-
     def probability(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """Probability of one token in each of these rows: float64 [N] for int64 [N] twice."""
         if self.ids is None:

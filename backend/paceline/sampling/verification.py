@@ -17,9 +17,8 @@ from paceline.sampling.acceptance import (
     Acceptance,
     AcceptRule,
     Drafted,
-    acceptance_law,
-    draw,
     matching_acceptance,
+    settle,
 )
 from paceline.sampling.draws import inverse_cdf, race
 from paceline.sampling.randomness import Purpose, uniforms
@@ -41,9 +40,6 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
     UInt64s = npt.NDArray[np.uint64]
-
-# Entries from which on a truncated row counts as a wide one.
-_WIDE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,31 +147,12 @@ def _verify_alike(
         positions = keys.positions[owner] + place
         samples = race(target, keys.seeds[owner], positions, logits.shape[-1])
         return matching_acceptance(samples, drafted, target)
-    wide = _wide_sequences(target, drafted)
-    if wide.all() or not wide.any():
-        return _draw(target, drafted, keys, is_block)
-    # A few wide rows among narrow ones would make all of them as wide.
-    outcomes, sides = [], [np.flatnonzero(~wide), np.flatnonzero(wide)]
-    for members in sides:
-        part, packed = _select(drafted, members)
-        rows = target.take(drafted.tensor(packed)).trimmed()
-        outcomes.append(_draw(rows, part, keys.take(members), is_block[members]))
-    return _join(outcomes, sides)
-
-
-def _wide_sequences(target: Rows, drafted: Drafted) -> npt.NDArray[np.bool_]:
-    """Sequences with a row of many entries; numpy bool [B]. Only looked at on a CPU, where the
-    arithmetic on these entries counts and reading their number costs nothing."""
-    widths = np.zeros(len(drafted.num_drafted), dtype=np.int64)
-    if target.ids is not None and target.weights.shape[1] > _WIDE and not target.weights.is_cuda:
-        widths = np.maximum.reduceat(target.num_entries().numpy(), drafted.first_rows)
-    return widths > _WIDE
+    return _draw(target, drafted, keys, is_block)
 
 
 def _draw(
     target: Rows, drafted: Drafted, keys: NoiseKeys, is_block: npt.NDArray[np.bool_]
 ) -> Acceptance:
-    law = acceptance_law(target, drafted, is_block)
     # The token after n accepted ones has its own position, so its noise is keyed by that of the
     # round's first token: one residual and one bonus draw a round, whatever n turns out to be.
     seeds, starts, rounds = keys.seeds, keys.positions, keys.rounds
@@ -187,9 +164,7 @@ def _draw(
         rounds[:, None],
         np.array([Purpose.RESIDUAL, Purpose.BONUS]),
     )
-    noise = (torch.from_numpy(part).to(target.weights.device) for part in (accept, last))
-    coins, draws = noise
-    return draw(law, coins, draws[:, 0], draws[:, 1])
+    return settle(target, drafted, is_block, accept, last[:, 0], last[:, 1])
 
 
 def _join(outcomes: list[Acceptance], members: list[Int64s]) -> Acceptance:

@@ -157,6 +157,210 @@ void weigh(const T* logits, int64_t stride, int64_t num_rows, int64_t width, con
   }
 }
 
+// The first index whose cumulative weight exceeds uniform * total; never one of weight zero.
+int64_t inverse_cdf(const float* weights, int64_t width, double uniform) {
+  double total = 0;
+  std::vector<double> sums((width + kGroup - 1) / kGroup);
+  for (size_t group = 0; group < sums.size(); ++group) {
+    const int64_t start = group * kGroup, end = std::min(start + kGroup, width);
+    float partial[16] = {};
+    int64_t i = start;
+    for (; i + 16 <= end; i += 16)
+      for (int64_t lane = 0; lane < 16; ++lane) partial[lane] += weights[i + lane];
+    double sum = 0;
+    for (; i < end; ++i) sum += weights[i];
+    for (float each : partial) sum += each;
+    sums[group] = sum;
+    total += sum;
+  }
+  const double level = uniform * total;
+  double reached = 0;
+  int64_t group = 0;
+  const int64_t last_group = static_cast<int64_t>(sums.size()) - 1;
+  while (group < last_group && reached + sums[group] <= level) reached += sums[group++];
+  // What rounding may have moved past a group's end is looked for in what follows.
+  int64_t last = -1;
+  for (int64_t i = group * kGroup; i < width; ++i) {
+    if (!(weights[i] > 0)) continue;
+    last = i;
+    reached += weights[i];
+    if (reached > level) return i;
+  }
+  for (int64_t i = group * kGroup; last < 0 && i > 0; --i)
+    if (weights[i - 1] > 0) last = i - 1;
+  return last < 0 ? 0 : last;
+}
+
+}  // namespace
+
+extern "C" {
+
+// A round of B sequences: what `acceptance.draw` computes from the law that `acceptance_law` makes.
+// Shapes are those of `Drafted` and `Rows`; the outputs those of `Acceptance`.
+struct PacelineRound {
+  const float* weights;
+  const int64_t* ids;  // null where entry c is token c
+  const double* totals;
+  int64_t width;
+  const float* drafts;  // null where no draft has rows
+  const int64_t* vocab_ids;  // null where column c is token c
+  int64_t draft_width;
+  const int64_t* draft_ids;
+  const int64_t* num_drafted;
+  const int64_t* first_rows;
+  const int64_t* row_index;
+  const uint8_t* is_block;
+  const double* accept;
+  const double* residual;
+  const double* bonus;
+  int64_t num_sequences;
+  int64_t depth;
+  int64_t* num_accepted;
+  int64_t* next_token;
+  int64_t* source;
+  int64_t* num_examined;
+  int64_t* num_passed;
+  double* survival;
+  double* next_prob;
+};
+
+}  // extern "C"
+
+namespace {
+
+double target_prob(const PacelineRound& round, int64_t row, int64_t token) {
+  const float* weights = round.weights + row * round.width;
+  float weight = 0;
+  if (round.ids == nullptr) {
+    weight = weights[token];
+  } else {
+    const int64_t* ids = round.ids + row * round.width;
+    for (int64_t i = 0; i < round.width; ++i)
+      if (ids[i] == token && weights[i] > weight) weight = weights[i];
+  }
+  return weight / round.totals[row];
+}
+
+// Column of a token in the draft's rows, -1 where it has none. `hint`: where a lower token was.
+int64_t column_of(const PacelineRound& round, int64_t token, int64_t hint) {
+  if (round.vocab_ids == nullptr) return token < round.draft_width ? token : -1;
+  const int64_t* end = round.vocab_ids + round.draft_width;
+  const int64_t* found = std::lower_bound(round.vocab_ids + hint, end, token);
+  return found != end && *found == token ? found - round.vocab_ids : -1;
+}
+
+// scale * P - Q of each entry of a target row, not below zero, into `out`; returns the sum.
+double excess_of(const PacelineRound& round, int64_t row, double scale, int64_t draft_row,
+                 float* out) {
+  const float* weights = round.weights + row * round.width;
+  const float factor = static_cast<float>(scale / round.totals[row]);
+  const float* draft =
+      draft_row < 0 ? nullptr : round.drafts + draft_row * round.draft_width;
+  if (round.ids == nullptr) {
+    for (int64_t i = 0; i < round.width; ++i) out[i] = weights[i] * factor;
+    if (draft != nullptr && round.vocab_ids == nullptr)
+      for (int64_t i = 0; i < round.draft_width; ++i) out[i] -= draft[i];
+    else if (draft != nullptr)
+      for (int64_t i = 0; i < round.draft_width; ++i) out[round.vocab_ids[i]] -= draft[i];
+  } else {
+    const int64_t* ids = round.ids + row * round.width;
+    int64_t hint = 0, before = -1;
+    for (int64_t i = 0; i < round.width; ++i) {
+      out[i] = weights[i] * factor;
+      if (draft == nullptr || !(weights[i] > 0)) continue;
+      if (ids[i] < before) hint = 0;
+      before = ids[i];
+      const int64_t column = column_of(round, ids[i], hint);
+      if (column < 0) continue;
+      hint = column;
+      out[i] -= draft[column];
+    }
+  }
+  double total = 0;
+  for (int64_t start = 0; start < round.width; start += kGroup) {
+    const int64_t end = std::min(start + kGroup, round.width);
+    float sum = 0;
+    for (int64_t i = start; i < end; ++i) {
+      out[i] = out[i] > 0 ? out[i] : 0.0f;
+      sum += out[i];
+    }
+    total += sum;
+  }
+  return total;
+}
+
+void settle(const PacelineRound& round, int64_t sequence, std::vector<float>& scratch) {
+  const int64_t n = round.num_drafted[sequence], first = round.first_rows[sequence];
+  const int64_t base = sequence * round.depth;
+  const bool is_block = round.is_block[sequence] != 0;
+  const double* accept = round.accept + base;
+  std::vector<double> chain(n + 1, 1.0);
+  int64_t passed = 0;
+  double product = 1, running = 1;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t token = round.draft_ids[base + i], draft_row = round.row_index[base + i];
+    double drafted = 1;
+    if (draft_row >= 0) {
+      const int64_t column = column_of(round, token, 0);
+      drafted = column < 0 ? 0.0 : round.drafts[draft_row * round.draft_width + column];
+    }
+    const double wanted = target_prob(round, first + i, token);
+    // A draft of probability zero cannot have been sampled; it is refused.
+    const double ratio = drafted > 0 ? wanted / drafted : 0.0;
+    const double token_prob = std::min(1.0, ratio);
+    if (passed == i && accept[i] < token_prob) ++passed;
+    product *= token_prob;
+    running = std::min(1.0, running * ratio);
+    if (is_block) chain[i + 1] = running;
+    round.survival[base + i] = is_block ? running : product;
+  }
+  for (int64_t i = n; i < round.depth; ++i) round.survival[base + i] = 0;
+  int64_t accepted = passed;
+  if (is_block) {
+    // The last success counts, so the search goes from the end.
+    for (accepted = n; accepted > 0; --accepted) {
+      const double value = chain[accepted];
+      double threshold = value;
+      if (accepted < n) {
+        const double excess = excess_of(round, first + accepted, value,
+                                        round.row_index[base + accepted], scratch.data());
+        const double whole = excess + (1 - value);
+        // 0 / 0: the chain is at 1 and the draft is right about the next row.
+        threshold = whole > 0 ? excess / whole : 1.0;
+      }
+      if (accept[accepted - 1] < threshold) break;
+    }
+  }
+  const int64_t row = first + accepted;
+  const float* weights = round.weights + row * round.width;
+  const float* drawn_from = weights;
+  if (accepted < n) {
+    const int64_t draft_row = round.row_index[base + accepted];
+    double mass = excess_of(round, row, chain[accepted], draft_row, scratch.data());
+    if (draft_row < 0) {
+      // A deterministic draft had all its probability on the rejected token.
+      const int64_t rejected = round.draft_ids[base + accepted];
+      const int64_t* ids = round.ids == nullptr ? nullptr : round.ids + row * round.width;
+      mass = 0;
+      for (int64_t i = 0; i < round.width; ++i) {
+        if ((ids == nullptr ? i : ids[i]) == rejected) scratch[i] = 0;
+        mass += scratch[i];
+      }
+    }
+    // Without mass, target and draft are equal up to rounding.
+    if (mass > 0) drawn_from = scratch.data();
+  }
+  const bool is_full = accepted == n;
+  const double uniform = is_full ? round.bonus[sequence] : round.residual[sequence];
+  const int64_t entry = inverse_cdf(drawn_from, round.width, uniform);
+  round.num_accepted[sequence] = accepted;
+  round.next_token[sequence] = round.ids == nullptr ? entry : round.ids[row * round.width + entry];
+  round.source[sequence] = n == 0 ? 0 : is_full ? 2 : 1;
+  round.num_examined[sequence] = std::min(passed + 1, n);
+  round.num_passed[sequence] = passed;
+  round.next_prob[sequence] = weights[entry] / round.totals[row];
+}
+
 // Philox4x32-10 with one counter; see randomness.py.
 struct Words {
   uint32_t word[4];
@@ -180,6 +384,23 @@ Words philox(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) 
 }  // namespace
 
 extern "C" {
+
+void paceline_settle(const PacelineRound* round, int num_threads) {
+#pragma omp parallel num_threads(num_threads) if (round->num_sequences > 1)
+  {
+    std::vector<float> scratch(round->width);
+#pragma omp for schedule(dynamic)
+    for (int64_t sequence = 0; sequence < round->num_sequences; ++sequence)
+      settle(*round, sequence, scratch);
+  }
+}
+
+// An index of each row of `weights` [num_rows, width].
+void paceline_inverse_cdf(const float* weights, int64_t num_rows, int64_t width,
+                          const double* uniforms, int64_t* out) {
+  for (int64_t row = 0; row < num_rows; ++row)
+    out[row] = inverse_cdf(weights + row * width, width, uniforms[row]);
+}
 
 // Uniforms in [0, 1) with 53 random bits, one for each key and counter.
 void paceline_uniforms(const uint64_t* seeds, const uint64_t* positions, const uint64_t* rounds,
@@ -218,40 +439,6 @@ void paceline_keep_likely(const void* logits, int is_bfloat16, int64_t stride, i
   else
     keep_likely(static_cast<const float*>(logits), stride, num_rows, width, peaks, inverses, top_p,
                 min_p, kept, ids, counts, num_threads);
-}
-
-// Sum over all entries of max(0, factor * weight - draft), for pairs of rows; beyond draft_width
-// the draft is zero.
-void paceline_excess(const float* weights, int64_t width, const int64_t* rows, const float* factors,
-                     const float* drafts, int64_t draft_width, const int64_t* draft_rows,
-                     int64_t num_pairs, double* out, int num_threads) {
-#pragma omp parallel for num_threads(num_threads) schedule(static)
-  for (int64_t pair = 0; pair < num_pairs; ++pair) {
-    const float* target = weights + rows[pair] * width;
-    const float* draft = drafts + draft_rows[pair] * draft_width;
-    const float factor = factors[pair];
-    double total = 0;
-    for (int64_t start = 0; start < width; start += kGroup) {
-      const int64_t end = width - start < kGroup ? width : start + kGroup;
-      const int64_t shared = draft_width < end ? draft_width : end;
-      float sums[16] = {};
-      int64_t i = start;
-      for (; i + 16 <= shared; i += 16)
-        for (int64_t lane = 0; lane < 16; ++lane) {
-          const float over = factor * target[i + lane] - draft[i + lane];
-          sums[lane] += over > 0 ? over : 0.0f;
-        }
-      float sum = 0;
-      for (; i < shared; ++i) {
-        const float over = factor * target[i] - draft[i];
-        sum += over > 0 ? over : 0.0f;
-      }
-      for (; i < end; ++i) sum += factor * target[i];
-      for (float partial : sums) sum += partial;
-      total += sum;
-    }
-    out[pair] = total;
-  }
 }
 
 }  // extern "C"
