@@ -10,7 +10,8 @@ adaptive. All are requests to the same engine, which differ in their `speculatio
 `num_speculative_tokens`. Sessions ask again as soon as they are answered, and a turn counts the
 tokens of a stretch of time in which all of them decode; its length follows from `--minutes`.
 Sessions go on under their keys from turn to turn, as conversations do, so what was learnt of them
-stays. Before the rounds that count, every column has a turn, adaptive two.
+stays; their texts change from round to round. Before the rounds that count, every column has a
+turn, adaptive two.
 
 What is compared is the median over rounds of the ratio to the round's own plain turn. A cell passes
 if adaptive has at least 0.97 of plain and 0.95 of the best column.
@@ -36,6 +37,7 @@ from paceline.core.request import DrafterKind, Speculation  # noqa: E402
 
 if TYPE_CHECKING:
     from ops.bench.closed_loop import Turn
+    from paceline.model.tokenizer import TextCodec
 
 LEAST_OF_PLAIN = 0.97
 LEAST_OF_BEST = 0.95
@@ -54,11 +56,11 @@ class Cell:
     """One workload at one number of sessions."""
 
     def __init__(
-        self, workload: Workload, prompts: list[tuple[int, ...]], columns: dict[str, Column]
+        self, workload: Workload, num_sessions: int, codec: TextCodec, columns: dict[str, Column]
     ) -> None:
         self.workload = workload
-        self.num_sessions = len(prompts)
-        self._prompts = prompts
+        self.num_sessions = num_sessions
+        self._codec = codec
         self._columns = columns
         self._turns: dict[str, list[Turn]] = {name: [] for name in columns}
 
@@ -66,17 +68,19 @@ class Cell:
         """All its turns, of so many seconds each."""
         rng = random.Random(f"{self.workload.name} {self.num_sessions}")
         for name in [*self._columns, "adaptive"]:
-            self._turn(loop, name, seconds)
-        for _ in range(rounds):
+            self._turn(loop, name, 0, seconds)
+        for number in range(1, rounds + 1):
             order = list(self._columns)
             rng.shuffle(order)
             for name in order:
-                self._turns[name].append(self._turn(loop, name, seconds))
+                self._turns[name].append(self._turn(loop, name, number, seconds))
 
-    def _turn(self, loop: ClosedLoop, name: str, seconds: float) -> Turn:
+    def _turn(self, loop: ClosedLoop, name: str, number: int, seconds: float) -> Turn:
+        """In every round a session goes on with another text, the same one for all columns."""
+        prompts = prompts_of(self._codec, self.workload, self.num_sessions, number)
         key = f"{self.workload.name}/{self.num_sessions}/{name}"
         sampling = self.workload.sampling
-        return loop.run(self._columns[name], self._prompts, sampling, key, seconds)
+        return loop.run(self._columns[name], prompts, sampling, key, seconds)
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -170,7 +174,7 @@ def main() -> int:
         cells = []
         for count in options.sessions:
             for workload in workloads:
-                cell = Cell(workload, prompts_of(models.codec, workload, count), columns)
+                cell = Cell(workload, count, models.codec, columns)
                 cell.measure(loop, options.rounds, seconds)
                 cells.append(cell)
                 show(cell)

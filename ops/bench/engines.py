@@ -45,10 +45,13 @@ def open_engine(options: argparse.Namespace, **settings: object) -> Iterator[tup
         yield build_engine(models, decided, plan), models
 
 
-def prompts_of(codec: TextCodec, workload: Workload, count: int) -> list[tuple[int, ...]]:
-    """Token ids for so many sessions; texts repeat when there are more sessions than texts."""
+def prompts_of(
+    codec: TextCodec, workload: Workload, count: int, first: int = 0
+) -> list[tuple[int, ...]]:
+    """Token ids for so many sessions, from text number `first` on; texts repeat when there are more
+    sessions than texts."""
     prompts = []
-    for index in range(count):
+    for index in range(first, first + count):
         text = workload.texts[index % len(workload.texts)]
         if workload.is_chat:
             prompts.append(tuple(codec.encode_chat([ChatMessage("user", text)]).ids))

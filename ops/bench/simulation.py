@@ -56,6 +56,8 @@ CPU_TABLE = CostTable(
     context_seconds=2e-7,
     sample_greedy=_milliseconds({1: 0.2, 64: 4.0, 256: 16.0}),
     sample_drawn=_milliseconds({1: 0.6, 64: 12.0, 256: 48.0}),
+    verify_greedy=_milliseconds({1: 0.1, 64: 4.0, 256: 16.0}),
+    verify_drawn=_milliseconds({1: 0.6, 64: 16.0, 256: 64.0}),
     draft_greedy=_milliseconds({1: 2.0, 16: 2.6, 64: 5.0, 256: 16.0}),
     draft_drawn=_milliseconds({1: 2.2, 16: 3.4, 64: 8.0, 256: 28.0}),
 )
@@ -65,6 +67,8 @@ GPU_TABLE = CostTable(
     context_seconds=2e-9,
     sample_greedy=_milliseconds({1: 0.1, 256: 0.6}),
     sample_drawn=_milliseconds({1: 0.2, 256: 1.2}),
+    verify_greedy=_milliseconds({1: 0.1, 256: 0.6}),
+    verify_drawn=_milliseconds({1: 0.2, 256: 1.8}),
     draft_greedy=_milliseconds({1: 2.4, 64: 2.6, 256: 4.0, 512: 8.0}),
     draft_drawn=_milliseconds({1: 2.5, 64: 2.8, 256: 4.4, 512: 8.6}),
 )
@@ -504,7 +508,10 @@ class Simulation:
         base = StepShape(len(entries), rows, logits, context)
         used = tuple(count for count in passes if count)
         return base, base._replace(
-            num_rows=rows + drafted, num_logits=logits + drafted, draft_rows=used
+            num_rows=rows + drafted,
+            num_logits=logits + drafted,
+            draft_rows=used,
+            num_drafted=drafted,
         )
 
     def _charge(
@@ -638,6 +645,7 @@ class Simulation:
         shape = base._replace(
             num_rows=base.num_rows + drafted,
             num_logits=base.num_logits + drafted,
+            num_drafted=drafted,
             draft_rows=tuple(count for count in passes if count),
         )
         return tokens / self.truth.step_seconds(shape)

@@ -24,6 +24,7 @@ from paceline.core.request import DrafterKind
 MEMORY_BOUND = CostTable(
     target=Curve((1, 16, 32, 256), (0.024, 0.026, 0.036, 0.270)),
     sample_greedy=Curve((1, 64), (0.0002, 0.002)),
+    verify_greedy=Curve((1, 64), (0.0001, 0.002)),
     draft_greedy=Curve((1, 64, 256), (0.002, 0.003, 0.009)),
     draft_drawn=Curve((1, 64, 256), (0.002, 0.003, 0.009)),
 )
@@ -85,7 +86,10 @@ def step(
             control.observe_model_round(candidate.session, 0, chain, accepted, examined)
         control.observe_tokens(candidate.session, accepted + 1)
     shape = base._replace(
-        num_rows=count + drafted, num_logits=count + drafted, draft_rows=(count,) * passes
+        num_rows=count + drafted,
+        num_logits=count + drafted,
+        draft_rows=(count,) * passes,
+        num_drafted=drafted,
     )
     control.observe_step(base, shape, count, emitted / count, CostModel(MEMORY_BOUND).stages(shape))
     return choices
@@ -286,5 +290,5 @@ def test_matches_fall_into_cells_by_length() -> None:
 
 
 def test_without_prefill_keeps_forced_drafts() -> None:
-    base = StepShape(3, 3 + 4 + 100, 3 + 4, 500)
-    assert without_prefill(base, 3) == StepShape(3, 7, 7, 500)
+    base = StepShape(3, 3 + 4 + 100, 3 + 4, 500, num_drafted=4)
+    assert without_prefill(base, 3) == StepShape(3, 7, 7, 500, num_drafted=4)

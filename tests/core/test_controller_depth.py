@@ -20,6 +20,7 @@ from paceline.core.cost import CostModel, CostTable, Curve, StepShape
 KNEE = CostTable(
     target=Curve((1, 8, 16, 64), (0.024, 0.026, 0.030, 0.078)),
     sample_greedy=Curve((1, 64), (0.0002, 0.004)),
+    verify_greedy=Curve((1, 64), (0.0001, 0.004)),
     draft_greedy=Curve((1, 64), (0.002, 0.005)),
     draft_drawn=Curve((1, 64), (0.002, 0.005)),
 )

@@ -15,6 +15,8 @@ TABLE = CostTable(
     sequence_seconds=1e-4,
     sample_greedy=Curve((1, 16), (0.001, 0.002)),
     sample_drawn=Curve((1, 16), (0.002, 0.010)),
+    verify_greedy=Curve((1, 16), (0.001, 0.004)),
+    verify_drawn=Curve((1, 16), (0.003, 0.020)),
     draft_greedy=Curve((1, 16), (0.001, 0.002)),
     draft_drawn=Curve((1, 16), (0.002, 0.004)),
 )
@@ -54,10 +56,11 @@ def test_a_foreign_table_is_refused(broken: dict[str, object]) -> None:
 
 
 def test_a_step_is_the_sum_of_its_stages() -> None:
-    stages = CostModel(TABLE).stages(StepShape(4, 8, 8, 1000, is_drawn=True, draft_rows=(4, 2)))
+    shape = StepShape(4, 8, 8, 1000, is_drawn=True, draft_rows=(4, 2), num_drafted=4)
+    stages = CostModel(TABLE).stages(shape)
     assert stages.target == pytest.approx(0.010 + 1e-3 + 3e-4)
     assert stages.draft == pytest.approx(TABLE.draft_drawn.at(4) + TABLE.draft_drawn.at(2))  # type: ignore[union-attr]
-    assert stages.sample == pytest.approx(TABLE.sample_drawn.at(8))
+    assert stages.sample == pytest.approx(TABLE.sample_drawn.at(4) + TABLE.verify_drawn.at(4))
     assert stages.total == pytest.approx(stages.target + stages.draft + stages.sample)
 
 

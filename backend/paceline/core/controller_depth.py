@@ -55,8 +55,7 @@ class Depths(NamedTuple):
 
 def without_prefill(base: StepShape, num_decoding: int) -> StepShape:
     """The decoding part of a step in which nothing was forced; forced drafts stay in."""
-    forced = max(0, base.num_logits - base.num_sequences)
-    rows = num_decoding + forced
+    rows = num_decoding + base.num_drafted
     return base._replace(
         num_sequences=num_decoding, num_rows=min(base.num_rows, rows), num_logits=rows
     )
@@ -83,15 +82,15 @@ def choose_depths(
     if not num_units:
         return Depths([0] * len(offers), tokens, base_seconds)
     target = cost.target_range(base, num_units)
-    sample = cost.sample_curve(base.is_drawn).dense(base.num_logits + num_units)
+    first_drafted = base.num_drafted
+    verify = cost.verify_curve(base.is_drawn).dense(first_drafted + num_units)
     sample_factor = cost.sample_factor
     passes = cost.draft_curve(base.is_drawn).dense(len(offers) + sum(base.draft_rows[:1]))
     draft_factor = cost.draft_factor
     draft_row = cost.draft_row_seconds(base.is_drawn)
     units = _sorted_units(offers, target, passes, draft_factor, base_seconds)
 
-    first_logits = base.num_logits
-    fixed = base_seconds - target[0] - sample[first_logits] * sample_factor
+    fixed = base_seconds - target[0] - verify[first_drafted] * sample_factor
     at_depth = list(base.draft_rows) + [0] * 32
     draft_seconds = 0.0
     best_rate, best_size, best_tokens, best_seconds = tokens / base_seconds, 0, tokens, base_seconds
@@ -103,7 +102,8 @@ def choose_depths(
             draft_seconds += (passes[rows + 1] - passes[rows]) * draft_factor
             if depth == 0 and offers[index].lag > 1:
                 draft_seconds += (offers[index].lag - 1) * draft_row / offers[index].horizon
-        seconds = fixed + target[size] + sample[first_logits + size] * sample_factor + draft_seconds
+        verifying = verify[first_drafted + size] * sample_factor
+        seconds = fixed + target[size] + verifying + draft_seconds
         rate = tokens / seconds
         if rate > best_rate:
             best_rate, best_size, best_tokens, best_seconds = rate, size, tokens, seconds
@@ -163,9 +163,9 @@ def steady_seconds(
     """Seconds of a decoding step if every sequence of it drafted 0, 1, .. depth tokens."""
     num_decoding = base.num_sequences
     base_seconds = cost.step_seconds(base)
-    sample = cost.sample_curve(base.is_drawn)
+    verify = cost.verify_curve(base.is_drawn)
     first_target = cost.target_seconds(base.num_rows, base.context, num_decoding)
-    first_sample = sample.at(base.num_logits)
+    first_verify = verify.at(base.num_drafted)
     one_pass = 0.0
     if uses_model:
         one_pass = cost.draft_curve(base.is_drawn).at(num_decoding) * cost.draft_factor
@@ -174,8 +174,8 @@ def steady_seconds(
         extra = gamma * num_decoding
         rows = base.num_rows + extra
         target = cost.target_seconds(rows, base.context, num_decoding) - first_target
-        sampling = (sample.at(base.num_logits + extra) - first_sample) * cost.sample_factor
-        seconds.append(base_seconds + target + sampling + gamma * one_pass)
+        verifying = (verify.at(base.num_drafted + extra) - first_verify) * cost.sample_factor
+        seconds.append(base_seconds + target + verifying + gamma * one_pass)
     return seconds
 
 
@@ -205,6 +205,7 @@ def drafting_shape(
     return base._replace(
         num_rows=base.num_rows + total,
         num_logits=base.num_logits + total,
+        num_drafted=base.num_drafted + total,
         draft_rows=tuple(passes),
     )
 

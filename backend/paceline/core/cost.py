@@ -1,6 +1,6 @@
 """What a step costs in time: a measured table, and what the running engine corrects in it.
 
-    step = draft passes + target pass (rows, context) + sampling (rows) + everything else
+    step = draft passes + target pass (rows, context) + sampling + verifying + everything else
 
 The target pass is a table over rows, not a line: matrix kernels have steps and knees, and whether
 one more row is free is the question that speculation depends on. Rows are rows: prefill rows count
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-FORMAT = 1
+FORMAT = 2
 _NUMBERS = ("format", "context_seconds", "sequence_seconds", "spread")
 
 _WEIGHT = 0.05
@@ -98,10 +98,10 @@ class CostTable:
 
     target: one target pass against its rows, all of one sequence, at next to no context.
     context_seconds: more for each token of context; sequence_seconds: for each further sequence.
-    sample_greedy, sample_drawn: acceptance and sampling
-    against rows of logits. draft_greedy, draft_drawn: one draft pass against its rows, with the
-    sampling of one token each; None without a draft model. spread: by how much repeated
-    measurements differed, 1 is not at all.
+    sample_greedy, sample_drawn: sampling against sequences that nothing was drafted for; verify_*:
+    what acceptance takes more, against drafted tokens. draft_greedy, draft_drawn: one draft pass
+    against its rows, with the sampling of one token each; None without a draft model. spread: by
+    how much repeated measurements differed, 1 is not at all.
     """
 
     target: Curve
@@ -109,6 +109,8 @@ class CostTable:
     sequence_seconds: float = 0.0
     sample_greedy: Curve = NOTHING
     sample_drawn: Curve = NOTHING
+    verify_greedy: Curve = NOTHING
+    verify_drawn: Curve = NOTHING
     draft_greedy: Curve | None = None
     draft_drawn: Curve | None = None
     spread: float = 1.0
@@ -152,6 +154,8 @@ class CostTable:
             "target": self.target,
             "sample_greedy": self.sample_greedy,
             "sample_drawn": self.sample_drawn,
+            "verify_greedy": self.verify_greedy,
+            "verify_drawn": self.verify_drawn,
             "draft_greedy": self.draft_greedy,
             "draft_drawn": self.draft_drawn,
         }
@@ -161,9 +165,9 @@ class StepShape(NamedTuple):
     """All that the time of a step depends on.
 
     num_sequences: computed in it. num_rows: of the target pass (prefill, decoding and drafted).
-    num_logits: rows that a token is sampled or verified on. context: known tokens of all its
-    sequences together. is_drawn: some row is sampled, not greedy. draft_rows[i]: rows of the
-    draft model's pass i, catching up included.
+    num_logits: rows that a token is sampled or verified on, num_drafted of them verified.
+    context: known tokens of all its sequences together. is_drawn: some row is sampled, not greedy.
+    draft_rows[i]: rows of the draft model's pass i, catching up included.
     """
 
     num_sequences: int
@@ -172,6 +176,7 @@ class StepShape(NamedTuple):
     context: int
     is_drawn: bool = False
     draft_rows: tuple[int, ...] = ()
+    num_drafted: int = 0
 
 
 class StageSeconds(NamedTuple):
@@ -219,7 +224,7 @@ class CostModel:
         return StageSeconds(
             draft * self.draft_factor,
             self.target_seconds(shape.num_rows, shape.context, shape.num_sequences),
-            self.sample_curve(shape.is_drawn).at(shape.num_logits) * self.sample_factor,
+            self.sample_seconds(shape),
             self.other_seconds(shape.num_sequences),
         )
 
@@ -259,8 +264,18 @@ class CostModel:
         """Measured over table for target passes of about so many rows."""
         return self._target_factor * self._range_factors[self._range(num_rows)]
 
-    def sample_curve(self, is_drawn: bool) -> Curve:
-        return self.table.sample_drawn if is_drawn else self.table.sample_greedy
+    def sample_seconds(self, shape: StepShape) -> float:
+        """Sampling and verifying."""
+        table, drafted = self.table, shape.num_drafted
+        sample = table.sample_drawn if shape.is_drawn else table.sample_greedy
+        seconds = sample.at(shape.num_logits - drafted)
+        if drafted:
+            seconds += self.verify_curve(shape.is_drawn).at(drafted)
+        return seconds * self.sample_factor
+
+    def verify_curve(self, is_drawn: bool) -> Curve:
+        """Uncorrected; `sample_factor` is for it too."""
+        return self.table.verify_drawn if is_drawn else self.table.verify_greedy
 
     def draft_curve(self, is_drawn: bool) -> Curve:
         """Uncorrected; NOTHING without a draft model."""

@@ -17,7 +17,7 @@ import platform
 import tempfile
 import time
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import torch
@@ -123,8 +123,8 @@ class Calibration:
             target=Curve(counts, target),
             context_seconds=self._context_seconds(),
             sequence_seconds=self._sequence_seconds(),
-            sample_greedy=self._sample_curve(_GREEDY),
-            sample_drawn=self._sample_curve(_DRAWN),
+            **self._sample_curves(_GREEDY, "greedy"),
+            **self._sample_curves(_DRAWN, "drawn"),
         )
         if self._model is not None:
             table = replace(
@@ -165,15 +165,23 @@ class Calibration:
 
     # Sampling and acceptance
 
-    def _sample_curve(self, params: SamplingParams) -> Curve:
+    def _sample_curves(self, params: SamplingParams, name: str) -> dict[str, Curve]:
+        """Sampling by sequences, and by drafted tokens what verifying them takes more, which is
+        not what as many further sequences would."""
         most = self._most_sequences(self._limits.max_sequences, SHORT_CONTEXT)
         counts = sorted({count for count in (1, 4, 16, most) if 1 <= count <= most})
-        points = {}
+        plain: dict[int, float] = {}
+        more: dict[int, list[float]] = {}
         for count in counts:
-            for drafted in (0, _DRAFTED) if count == counts[-1] else (0,):
-                rows = count * (1 + drafted)
-                points[rows] = self._sample_seconds(count, drafted, params)
-        return Curve(tuple(points), tuple(points.values()))
+            plain[count] = self._sample_seconds(count, 0, params)
+            for drafted in (1, _DRAFTED):
+                seconds = self._sample_seconds(count, drafted, params) - plain[count]
+                more.setdefault(count * drafted, []).append(max(0.0, seconds))
+        verify = {drafted: fmean(more[drafted]) for drafted in sorted(more)}
+        return {
+            f"sample_{name}": Curve(tuple(plain), tuple(plain.values())),
+            f"verify_{name}": Curve(tuple(verify), tuple(verify.values())),
+        }
 
     def _sample_seconds(self, count: int, drafted: int, params: SamplingParams) -> float:
         entries = self._many(count, SHORT_CONTEXT, params, drafted=drafted)
@@ -316,6 +324,8 @@ def least_of(tables: Many[CostTable]) -> CostTable:
         sequence_seconds=min(table.sequence_seconds for table in tables),
         sample_greedy=least([table.sample_greedy for table in tables]),
         sample_drawn=least([table.sample_drawn for table in tables]),
+        verify_greedy=least([table.verify_greedy for table in tables]),
+        verify_drawn=least([table.verify_drawn for table in tables]),
         draft_greedy=least_of_two(tables[0].draft_greedy, [t.draft_greedy for t in tables[1:]]),
         draft_drawn=least_of_two(tables[0].draft_drawn, [t.draft_drawn for t in tables[1:]]),
         spread=spread,

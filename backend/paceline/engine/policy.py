@@ -211,7 +211,12 @@ class AdaptivePolicy:
             places.append(place)
         num_logits = len(decoding) + num_forced
         base = StepShape(
-            len(decoding), num_logits + num_prefill_rows, num_logits, context, is_drawn
+            len(decoding),
+            num_logits + num_prefill_rows,
+            num_logits,
+            context,
+            is_drawn,
+            num_drafted=num_forced,
         )
         decided = self.controller.decide(base, len(decoding), candidates)
         for place, choice in zip(places, decided, strict=True):
@@ -375,7 +380,8 @@ class AdaptivePolicy:
     def _shapes(self, outcomes: Many[Outcome]) -> tuple[StepShape, StepShape, int, float]:
         """The step without and with what we chose, decoding sequences, and the mean of new tokens
         of those that nobody forced."""
-        num_rows = num_logits = context = num_decoding = num_emitted = num_ours = num_free = 0
+        num_rows = num_logits = num_drafted = context = num_ours = 0
+        num_decoding = num_emitted = num_free = 0
         is_drawn = False
         passes, forced_passes = [0] * (MODEL_DEPTH + 1), [0] * (MODEL_DEPTH + 1)
         for outcome in outcomes:
@@ -385,6 +391,7 @@ class AdaptivePolicy:
             choice = self._chosen.get(sequence.request_id)
             if outcome.num_committed:
                 num_logits += 1 + outcome.num_drafted
+                num_drafted += outcome.num_drafted
                 is_drawn = is_drawn or not sequence.request.sampling.is_greedy
             if choice is None:
                 continue
@@ -405,11 +412,17 @@ class AdaptivePolicy:
             context,
             is_drawn,
             _trimmed(forced_passes),
+            num_drafted - num_ours,
         )
         if not num_ours and not any(passes):
             return base, base, num_decoding, mean_emitted
         both = [ours + forced for ours, forced in zip(passes, forced_passes, strict=True)]
-        shape = base._replace(num_rows=num_rows, num_logits=num_logits, draft_rows=_trimmed(both))
+        shape = base._replace(
+            num_rows=num_rows,
+            num_logits=num_logits,
+            draft_rows=_trimmed(both),
+            num_drafted=num_drafted,
+        )
         return base, shape, num_decoding, mean_emitted
 
     def _count_passes(self, outcome: Outcome, passes: list[int]) -> None:
