@@ -119,12 +119,16 @@ class Calibration:
     def _sweep(self) -> CostTable:
         counts = [rows for rows in ROWS if rows <= self._most_rows]
         target = [self._target_seconds(self._one(rows, SHORT_CONTEXT)) for rows in counts]
+        sample_greedy, verify_greedy = self._sample_curves(_GREEDY)
+        sample_drawn, verify_drawn = self._sample_curves(_DRAWN)
         table = CostTable(
             target=Curve(counts, target),
             context_seconds=self._context_seconds(),
             sequence_seconds=self._sequence_seconds(),
-            **self._sample_curves(_GREEDY, "greedy"),
-            **self._sample_curves(_DRAWN, "drawn"),
+            sample_greedy=sample_greedy,
+            sample_drawn=sample_drawn,
+            verify_greedy=verify_greedy,
+            verify_drawn=verify_drawn,
         )
         if self._model is not None:
             table = replace(
@@ -165,7 +169,7 @@ class Calibration:
 
     # Sampling and acceptance
 
-    def _sample_curves(self, params: SamplingParams, name: str) -> dict[str, Curve]:
+    def _sample_curves(self, params: SamplingParams) -> tuple[Curve, Curve]:
         """Sampling by sequences, and by drafted tokens what verifying them takes more, which is
         not what as many further sequences would."""
         most = self._most_sequences(self._limits.max_sequences, SHORT_CONTEXT)
@@ -178,10 +182,10 @@ class Calibration:
                 seconds = self._sample_seconds(count, drafted, params) - plain[count]
                 more.setdefault(count * drafted, []).append(max(0.0, seconds))
         verify = {drafted: fmean(more[drafted]) for drafted in sorted(more)}
-        return {
-            f"sample_{name}": Curve(tuple(plain), tuple(plain.values())),
-            f"verify_{name}": Curve(tuple(verify), tuple(verify.values())),
-        }
+        return (
+            Curve(tuple(plain), tuple(plain.values())),
+            Curve(tuple(verify), tuple(verify.values())),
+        )
 
     def _sample_seconds(self, count: int, drafted: int, params: SamplingParams) -> float:
         entries = self._many(count, SHORT_CONTEXT, params, drafted=drafted)
