@@ -227,6 +227,7 @@ def test_a_raw_completion_has_no_template_and_no_next_turn() -> None:
     assert driver.sent[-1]["type"] == "response.incomplete"
     events = driver.send(type="response.create", input="hi", previous_response_id=response_id)
     assert events[0]["error"]["code"] == "previous_response_not_found"
+    assert "is a completion" in events[0]["error"]["message"]
 
 
 class TestLanes:

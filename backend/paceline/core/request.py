@@ -171,7 +171,9 @@ class Request:
     def __post_init__(self) -> None:
         _require(len(self.prompt_ids) > 0, "input", "nothing", "at least one token")
         _require(self.max_new_tokens >= 0, "max_output_tokens", self.max_new_tokens, "0 or more")
-        _require(all(self.stop), "stop", list(self.stop), "non-empty strings")
+        _require(
+            all(self.stop), "stop", "or holds an empty string", "strings of one character or more"
+        )
         _require(len(self.stop) <= 16, "stop", f"{len(self.stop)} strings", "at most 16 strings")
         _require(
             self.num_speculative_tokens is None or 0 <= self.num_speculative_tokens <= 16,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from paceline.model.chat import ChatMessage, EncodedChat
     from paceline.server.formats import Format
     from paceline.server.tool_calls.tools import Tools
+
+COMPLETION_PREFIX: Final = "cmpl"
 
 
 def _no_bytes(token_id: int) -> bytes:
@@ -132,7 +134,8 @@ def admit(
         style = settings.style.chosen_by(options.tool_format)
         parser = style.parser(tools, has_form=form is not None)
         form = style.form(tools, form)
-    response_id = new_id("resp")
+    is_completion = isinstance(message, CompletionCreate)
+    response_id = new_id(COMPLETION_PREFIX if is_completion else "resp")
     return OpenRequest(
         response_id,
         message,

@@ -23,7 +23,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.events import FinishEvent, FinishReason, TokenEvent
 from paceline.model.chat import ChatMessage, EncodedChat
 from paceline.model.fill_in_middle import EncodedInfill
-from paceline.server.admission import RequestState, admit
+from paceline.server.admission import COMPLETION_PREFIX, RequestState, admit
 from paceline.server.effects import Cancel, Close, EncodePrompt, Send, Submit, Unwatch, Watch
 from paceline.server.prompts import ChatPrompt, IdsPrompt, InfillPrompt, TextPrompt
 from paceline.server.translation import (
@@ -292,14 +292,10 @@ class Session:
         if message.previous_response_id is not None:
             turn = self._turns.get(message.previous_response_id)
             if turn is None:
-                why = (
-                    "has not ended yet"
-                    if message.previous_response_id in self._open
-                    else "is not known on this connection; send the whole conversation as input"
-                )
                 raise ProtocolError(
                     ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND,
-                    f"the response {message.previous_response_id!r} {why}",
+                    f"the response {message.previous_response_id!r} "
+                    + self._why_unknown(message.previous_response_id),
                     param="previous_response_id",
                     stream_id=message.stream_id,
                 )
@@ -309,6 +305,13 @@ class Session:
         described = () if each.tools is None else each.tools.functions
         tools = tuple(function.described() for function in described)
         return ChatPrompt(system + each.messages, previous, tools)
+
+    def _why_unknown(self, response_id: str) -> str:
+        if response_id.startswith(f"{COMPLETION_PREFIX}_"):
+            return "is a completion of raw text, which has no turns to go on from"
+        if response_id in self._open:
+            return "has not ended yet"
+        return "is not known on this connection; send the whole conversation as input"
 
     def _refuse(self, each: OpenRequest, error: ProtocolError) -> list[Effect]:
         return [Send(ErrorEvent.from_error(error)), *self._leave(each)]

@@ -83,6 +83,8 @@ CASES: list[tuple[str, Any, int, str, str | None]] = [
     (CHAT, M | {"seed": -1}, 400, "invalid_value", "seed"),
     (CHAT, M | {"seed": 1.5}, 400, "invalid_type", "seed"),
     (CHAT, M | {"stop": ""}, 400, "invalid_value", "stop"),
+    (CHAT, M | {"stop": [""]}, 400, "invalid_value", "stop"),
+    (CHAT, M | {"stop": ["x", ""]}, 400, "invalid_value", "stop"),
     (CHAT, M | {"stop": ["x"] * 17}, 400, "invalid_value", "stop"),
     (CHAT, M | {"stop": [1]}, 400, "invalid_type", "stop[0]"),
     (CHAT, M | {"stop_token_ids": [-1]}, 400, "invalid_value", "stop_token_ids[0]"),
@@ -179,6 +181,20 @@ CASES: list[tuple[str, Any, int, str, str | None]] = [
     (RESPONSES, I | {"background": True}, 400, "unsupported_parameter", "background"),
     (RESPONSES, I | {"conversation": "c"}, 400, "unsupported_parameter", "conversation"),
     (RESPONSES, I | {"model": "x"}, 404, "model_not_found", "model"),
+    (
+        RESPONSES,
+        I | {"tools": [{"type": "web_search"}]},
+        400,
+        "unsupported_value",
+        "tools[0].type",
+    ),
+    (
+        RESPONSES,
+        I | {"tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}]},
+        400,
+        "unsupported_value",
+        "tools[1].type",
+    ),
     (FIM, {"suffix": "x"}, 400, "missing_required_parameter", "prompt"),
     (FIM, P | {"suffix": 7}, 400, "invalid_type", "suffix"),
     (FIM, P | {"random_seed": -1}, 400, "invalid_value", "random_seed"),
@@ -206,6 +222,7 @@ async def test_wrong_bodies(server: Server, http: httpx.AsyncClient, is_stream: 
         assert (error["code"], error["param"]) == (code, param), shown
         assert error["type"] == "invalid_request_error"
         assert error["message"], shown
+        assert "['" not in error["message"], "a list as Python writes it"
     assert server.engine.submitted == []
     assert (await http.post(CHAT, json=M)).status_code == 200
 
