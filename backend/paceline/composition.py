@@ -20,6 +20,7 @@ from rich.console import Console
 
 import paceline
 from paceline.cache.kv_tensors import KVShape, KVTensors
+from paceline.core.cache_folder import cache_folder
 from paceline.core.config import Device, Dtype, EngineConfig, Facts, ServeConfig, resolve
 from paceline.core.errors import ModelError
 from paceline.core.limits import EngineLimits
@@ -271,7 +272,7 @@ def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engi
         num_speculative_tokens=config.num_speculative_tokens,
         costs=partial(
             cached_costs,
-            default_weights.cache_folder() / "costs",
+            cache_folder() / "costs",
             cost_key(
                 target=_weights_path(models.target),
                 draft=None if models.draft is None else _weights_path(models.draft),

@@ -46,7 +46,7 @@ class _NoText:
 
 def measured_table() -> CostTable | None:
     """The newest one that a server on this machine kept."""
-    from paceline.model.default_weights import cache_folder
+    from paceline.core.cache_folder import cache_folder
 
     found = sorted((cache_folder() / "costs").glob("*.json"), key=lambda path: path.stat().st_mtime)
     if not found:

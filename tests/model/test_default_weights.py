@@ -13,11 +13,12 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.torch import load_file
 
+from paceline.core.cache_folder import cache_folder
 from paceline.core.config import Device, Dtype
 from paceline.core.errors import ModelError
 from paceline.model import default_weights
 from paceline.model.chat import ChatMessage
-from paceline.model.default_weights import cache_folder, ensure_default_target
+from paceline.model.default_weights import ensure_default_target
 from paceline.model.loading import load_model, load_target
 from paceline.model.source import find_source
 from paceline.model.support import describe_model

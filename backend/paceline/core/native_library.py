@@ -14,36 +14,47 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.core.cache_folder import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
-_FLOAT_FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
+FLOAT_FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
 _BUILD_SECONDS = 120
 _log = logging.getLogger(__name__)
 
 
-def build_library(source: Path) -> Path | None:
+def build_library(
+    source: Path, *, headers: Sequence[Path] = (), flags: Sequence[str] = FLOAT_FLAGS
+) -> Path | None:
     """The shared library of one source file, built now if it is not in the cache (some seconds,
-    once); None, with a line in the log, where it cannot be built."""
+    once); None, with a line in the log, where it cannot be built.
+
+    headers: what it includes, beside the system's. flags: beside those that all libraries have.
+    """
     names = (os.environ.get("CXX"), "g++", "clang++", "c++")
     compiler = next((path for name in names if name and (path := shutil.which(name))), None)
     if compiler is None:
         _log.info("no C++ compiler found: %s runs on torch's own operations, slower", source.stem)
         return None
     try:
-        return _built(source, compiler)
+        return _built(source, compiler, headers, flags)
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         _log.warning("%s cannot be built, torch's operations are used: %s", source.name, detail)
         return None
 
 
-def _built(source: Path, compiler: str) -> Path:
-    flags = (*_FLAGS, *_FLOAT_FLAGS)
+def _built(source: Path, compiler: str, headers: Sequence[Path], flags: Sequence[str]) -> Path:
+    flags = (*_FLAGS, *flags)
     version = _run(compiler, "--version")
-    identity = (source.read_text(encoding="utf-8"), compiler, version, flags, _processor())
+    texts = [path.read_text(encoding="utf-8") for path in (source, *headers)]
+    identity = (texts, compiler, version, flags, _processor())
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "paceline" / "kernels"
+    folder = cache_folder() / "kernels"
     target = folder / f"{source.stem}-{digest}.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)

