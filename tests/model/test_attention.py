@@ -135,7 +135,7 @@ def test_groups_hold_every_segment_once_and_keep_a_prefill_from_padding_decodes(
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 40])
 def test_the_real_kernel_computes_what_the_plain_one_does(window: int | None) -> None:
-    from paceline.model.attention_cuda import VarlenPagedAttention, varlen_kernel
+    from paceline.model.attention_cuda import VarlenInputs, VarlenPagedAttention, varlen_kernel
 
     device = torch.device("cuda")
     generator = torch.Generator().manual_seed(0)
@@ -149,8 +149,9 @@ def test_the_real_kernel_computes_what_the_plain_one_does(window: int | None) ->
     layer = torch.randn(2, 10, 16, 2, 64, generator=generator).to(device, torch.bfloat16)
     query = torch.randn(rows, 6, 64, generator=generator).to(device, torch.bfloat16)
     key, value = torch.randn(2, rows, 2, 64, generator=generator).to(device, torch.bfloat16)
+    inputs = VarlenInputs.of(batch, device)
     contexts = [
-        VarlenPagedAttention(batch, [layer.clone()], kernel, device)
+        VarlenPagedAttention(inputs, [layer.clone()], kernel)
         for kernel in (varlen_kernel(), plain_varlen)
     ]
     real, plain = (c.attend(0, query, key, value, 0.125, window) for c in contexts)

@@ -10,6 +10,7 @@ its signature.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from paceline.model.batch import PackedBatch
+    from paceline.model.batch import Int32s, PackedBatch
 
 
 class VarlenKernel(Protocol):
@@ -57,27 +58,51 @@ def varlen_kernel() -> VarlenKernel:
     return cast("VarlenKernel", varlen_attn)
 
 
+@dataclass(frozen=True, slots=True)
+class VarlenInputs:
+    """What the kernel takes of a batch of B sequences and T rows, on the device.
+
+    slots: int64 [T]. query_bounds: int32 [B + 1], the rows of sequence i end where those of the
+    next one begin. contexts: int32 [B]. block_tables: int32 [B, widest]. max_query, max_context:
+    no sequence has more.
+    """
+
+    slots: Tensor
+    query_bounds: Tensor
+    contexts: Tensor
+    block_tables: Tensor
+    max_query: int
+    max_context: int
+
+    @classmethod
+    def of(cls, batch: PackedBatch, device: torch.device) -> VarlenInputs:
+        return cls(
+            to_device(batch.slots, device),
+            to_device(query_bounds(batch), device),
+            to_device(batch.context_lengths, device),
+            to_device(batch.block_tables, device),
+            int(batch.query_lengths.max()),
+            int(batch.context_lengths.max()),
+        )
+
+
+def query_bounds(batch: PackedBatch) -> Int32s:
+    """int32 [B + 1], see `VarlenInputs`."""
+    bounds = np.zeros(len(batch.query_lengths) + 1, dtype=np.int32)
+    np.cumsum(batch.query_lengths, out=bounds[1:])
+    return bounds
+
+
 class VarlenPagedAttention:
     """The `AttentionContext` of one forward pass on CUDA."""
 
     def __init__(
-        self,
-        batch: PackedBatch,
-        layers: Sequence[Tensor],
-        kernel: VarlenKernel,
-        device: torch.device,
+        self, inputs: VarlenInputs, layers: Sequence[Tensor], kernel: VarlenKernel
     ) -> None:
-        """layers: one [2, blocks, block_size, Hkv, D] per model layer, on `device`."""
+        """layers: one [2, blocks, block_size, Hkv, D] per model layer, on the inputs' device."""
+        self._inputs = inputs
         self._layers = layers
         self._kernel = kernel
-        bounds = np.zeros(len(batch.query_lengths) + 1, dtype=np.int32)
-        np.cumsum(batch.query_lengths, out=bounds[1:])
-        self._query_bounds = to_device(bounds, device)
-        self._contexts = to_device(batch.context_lengths, device)
-        self._block_tables = to_device(batch.block_tables, device)
-        self._slots = to_device(batch.slots, device)
-        self._max_query = int(batch.query_lengths.max())
-        self._max_context = int(batch.context_lengths.max())
 
     def attend(
         self,
@@ -89,21 +114,21 @@ class VarlenPagedAttention:
         sliding_window: int | None,
     ) -> Tensor:
         """See `AttentionContext.attend`."""
-        cache = self._layers[layer]
-        write_rows(cache, self._slots, key, value)
+        cache, inputs = self._layers[layer], self._inputs
+        write_rows(cache, inputs.slots, key, value)
         left = -1 if sliding_window is None else sliding_window - 1
         return self._kernel(
             query.contiguous(),
             cache[0],
             cache[1],
-            self._query_bounds,
+            inputs.query_bounds,
             None,
-            self._max_query,
-            self._max_context,
+            inputs.max_query,
+            inputs.max_context,
             scale=scale,
             window_size=(left, 0),
             enable_gqa=query.shape[1] != cache.shape[3],
-            seqused_k=self._contexts,
-            block_table=self._block_tables,
+            seqused_k=inputs.contexts,
+            block_table=inputs.block_tables,
             num_splits=1,
         )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.model.attention import to_device
-from paceline.model.attention_cuda import VarlenPagedAttention, varlen_kernel
+from paceline.model.attention_cuda import VarlenInputs, VarlenPagedAttention, varlen_kernel
 from paceline.model.attention_native import CpuAttention, NativePagedAttention
 from paceline.model.fast.draft import NativeDraft, speed_up_draft
 from paceline.model.fast.projection import PackedProjection, can_prepack
@@ -131,7 +131,8 @@ class DraftModuleRunner:
 
     def _context(self, batch: PackedBatch) -> AttentionContext:
         if self._kernel is not None:
-            return VarlenPagedAttention(batch, self._layers, self._kernel, self.device)
+            inputs = VarlenInputs.of(batch, self.device)
+            return VarlenPagedAttention(inputs, self._layers, self._kernel)
         return self._attention.context(batch)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.model.attention import to_device
-from paceline.model.attention_cuda import VarlenPagedAttention, varlen_kernel
+from paceline.model.attention_cuda import VarlenInputs, VarlenPagedAttention, varlen_kernel
 from paceline.model.attention_native import CpuAttention
 from paceline.model.features import FeatureTap
 
@@ -63,26 +63,47 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> ForwardOutput:
         """Compute the batch; its keys and values are in memory afterwards."""
+        return self._compute(
+            to_device(batch.token_ids, self.device),
+            to_device(batch.positions, self.device),
+            to_device(batch.logit_rows, self.device),
+            self._context(batch),
+        )
+
+    @torch.inference_mode()
+    def forward_from(
+        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, inputs: VarlenInputs
+    ) -> ForwardOutput:
+        """The same from tensors that are on the device: nothing is copied there and nothing waited
+        for, so that the pass can be recorded. token_ids, positions: int64 [T]; logit_rows: [R].
+
+        Raises RuntimeError without a kernel for paged attention.
+        """
+        if self._kernel is None:
+            raise RuntimeError("passes from device tensors need a kernel for paged attention")
+        context = VarlenPagedAttention(inputs, self._layers, self._kernel)
+        return self._compute(token_ids, positions, logit_rows, context)
+
+    def _compute(
+        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, context: AttentionContext
+    ) -> ForwardOutput:
         if self._decoder is not None:
             logits, features = self._decoder.forward(
-                to_device(batch.token_ids, self.device),
-                to_device(batch.positions, self.device),
-                to_device(batch.logit_rows, self.device),
-                self._context(batch),
-                self._feature_layers,
+                token_ids, positions, logit_rows, context, self._feature_layers
             )
             return ForwardOutput(logits, features)
         self._tap.begin()
         output = self._model(
-            input_ids=to_device(batch.token_ids, self.device)[None],
-            position_ids=to_device(batch.positions, self.device)[None],
+            input_ids=token_ids[None],
+            position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=to_device(batch.logit_rows, self.device),
-            attention_context=self._context(batch),
+            logits_to_keep=logit_rows,
+            attention_context=context,
         )
         return ForwardOutput(output.logits[0], self._tap.take())
 
     def _context(self, batch: PackedBatch) -> AttentionContext:
         if self._kernel is not None:
-            return VarlenPagedAttention(batch, self._layers, self._kernel, self.device)
+            inputs = VarlenInputs.of(batch, self.device)
+            return VarlenPagedAttention(inputs, self._layers, self._kernel)
         return self._attention.context(batch)
