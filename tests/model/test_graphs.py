@@ -202,7 +202,8 @@ def test_cuda_graphs_compute_what_plain_passes_do() -> None:
     runners: list[ModelRunner] = []
     for _ in range(2):
         torch.manual_seed(0)
-        model = attention_model("llama").to(device, torch.bfloat16)
+        model = attention_model("llama")
+        torch.nn.Module.to(model, device, torch.bfloat16)
         model.set_attn_implementation(ATTENTION_NAME)
         layers = [layer.to(device, torch.bfloat16) for layer in kv_layers(model, NUM_BLOCKS, 16)]
         runners.append(ModelRunner(model, layers))

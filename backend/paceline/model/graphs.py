@@ -162,7 +162,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], ForwardOutput]) -> Recording:
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # In their first calls libraries allocate and choose kernels, which can't be recorded.
@@ -242,7 +242,7 @@ class GraphRunner:
             self._is_copied.synchronize()
         inputs.fill(batch)
         if inputs.longs.device.type == "cuda":
-            self._is_copied = torch.cuda.Event()
+            self._is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._is_copied.record()
 
     def _recording(self, shape: Shape) -> tuple[StaticInputs, Recording]:
