@@ -78,7 +78,7 @@ def test_flags_and_file_become_settings(
     path.write_text('port = 1\nkv_memory = "1GiB"\nallowed_origins = ["https://a.org"]\n')
     code, _, _ = run(
         *("serve", "--config", str(path), "--port", "0", "--drafter", "ngram"),
-        *("--num-speculative-tokens", "3", "--log-prompts"),
+        *("--num-speculative-tokens", "3", "--min-acceptance", "0.25", "--log-prompts"),
     )
     assert code == 0
     assert seen == [
@@ -89,6 +89,7 @@ def test_flags_and_file_become_settings(
                 "allowed_origins": ("https://a.org",),
                 "drafter": "ngram",
                 "num_speculative_tokens": 3,
+                "min_acceptance": 0.25,
                 "log_prompts": True,
             }
         )

@@ -69,6 +69,13 @@ def serve(
     num_speculative_tokens: Annotated[
         int | None, typer.Option(help="Most tokens drafted for a sequence in a step.")
     ] = None,
+    min_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="A session drafts nothing while less is accepted; 0 leaves it to measured cost. "
+            "[default: 0.4]"
+        ),
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of prompt and answer together.")
     ] = None,

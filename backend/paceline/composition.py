@@ -270,6 +270,7 @@ def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engi
         grammars=models.codec.grammars,
         token_budget=config.token_budget,
         num_speculative_tokens=config.num_speculative_tokens,
+        min_acceptance=config.min_acceptance,
         costs=partial(
             cached_costs,
             cache_folder() / "costs",

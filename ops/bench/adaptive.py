@@ -13,6 +13,10 @@ Sessions go on under their keys from turn to turn, as conversations do, so what 
 stays; their texts change from round to round. Before the rounds that count, every column has a
 turn, adaptive two.
 
+The column "no gate" is adaptive without the session gate (`--min-acceptance 0`): measured cost
+alone decides. It has no part in the verdict, but says what the gate at 0.40 costs: a cell that is below
+the best column for nothing else is marked so.
+
 What is compared is the median over rounds of the ratio to the round's own plain turn. A cell passes
 if adaptive has at least 0.97 of plain and 0.95 of the best column.
 """
@@ -37,6 +41,7 @@ from paceline.core.request import DrafterKind, Speculation  # noqa: E402
 
 if TYPE_CHECKING:
     from ops.bench.closed_loop import Turn
+    from paceline.core.controller import Controller
     from paceline.model.tokenizer import TextCodec
 
 LEAST_OF_PLAIN = 0.97
@@ -50,24 +55,31 @@ COLUMNS = {
     "ngram": Column(Speculation.ON, DrafterKind.NGRAM, 4),
     "adaptive": Column(Speculation.AUTO),
 }
+NO_GATE = "no gate"
 
 
 class Cell:
     """One workload at one number of sessions."""
 
     def __init__(
-        self, workload: Workload, num_sessions: int, codec: TextCodec, columns: dict[str, Column]
+        self,
+        workload: Workload,
+        num_sessions: int,
+        codec: TextCodec,
+        columns: dict[str, Column],
+        controller: Controller,
     ) -> None:
         self.workload = workload
         self.num_sessions = num_sessions
         self._codec = codec
+        self._controller = controller
         self._columns = columns
         self._turns: dict[str, list[Turn]] = {name: [] for name in columns}
 
     def measure(self, loop: ClosedLoop, rounds: int, seconds: float) -> None:
         """All its turns, of so many seconds each."""
         rng = random.Random(f"{self.workload.name} {self.num_sessions}")
-        for name in [*self._columns, "adaptive"]:
+        for name in [*self._columns, "adaptive", NO_GATE]:
             self._turn(loop, name, 0, seconds)
         for number in range(1, rounds + 1):
             order = list(self._columns)
@@ -80,7 +92,11 @@ class Cell:
         prompts = prompts_of(self._codec, self.workload, self.num_sessions, number)
         key = f"{self.workload.name}/{self.num_sessions}/{name}"
         sampling = self.workload.sampling
-        return loop.run(self._columns[name], prompts, sampling, key, seconds)
+        gate = self._controller.min_acceptance
+        self._controller.min_acceptance = 0.0 if name == NO_GATE else gate
+        turn = loop.run(self._columns[name], prompts, sampling, key, seconds)
+        self._controller.min_acceptance = gate
+        return turn
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -94,8 +110,11 @@ class Cell:
     @property
     def of_best(self) -> float:
         """Adaptive against the best column, itself included."""
+        return self._of_best("adaptive")
+
+    def _of_best(self, name: str) -> float:
         ratios = self.ratios
-        return ratios["adaptive"] / max(ratios.values())
+        return ratios[name] / max(ratio for other, ratio in ratios.items() if other != NO_GATE)
 
     @property
     def failures(self) -> list[str]:
@@ -104,7 +123,8 @@ class Cell:
         if self.ratios["adaptive"] < LEAST_OF_PLAIN:
             below.append("off")
         if self.of_best < LEAST_OF_BEST:
-            below.append("best")
+            is_gate = self._of_best(NO_GATE) >= LEAST_OF_BEST
+            below.append("best by the session gate alone" if is_gate else "best")
         return below
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +134,9 @@ class Cell:
             "sessions": self.num_sessions,
             "adaptive_of_off": ratios["adaptive"],
             "adaptive_of_best": self.of_best,
+            "no_gate_of_best": self._of_best(NO_GATE),
             "passes": not self.failures,
+            "below": self.failures,
             "columns": {
                 name: {
                     "ratio": ratios[name],
@@ -165,16 +187,18 @@ def main() -> int:
             and (models.draft is not None or column.drafter is not DrafterKind.MODEL)
         }
         num_cells = len(options.sessions) * len(workloads)
-        num_turns = num_cells * ((1 + options.rounds) * len(columns) + 1)
+        columns[NO_GATE] = columns["adaptive"]
+        num_turns = num_cells * ((1 + options.rounds) * len(columns) + 2)
         seconds = options.minutes * 60.0 / num_turns
         print(f"{num_cells} cells, {num_turns} turns of {seconds:.2f} s and their prompts\n")
         heading = "".join(f"{name:>10}" for name in columns)
         print(f"{'workload':16} {'sessions':>8} {'off tok/s':>9} {heading}  of best")
         loop = ClosedLoop(engine, options.tokens)
+        controller = engine._policy.controller  # type: ignore[attr-defined]
         cells = []
         for count in options.sessions:
             for workload in workloads:
-                cell = Cell(workload, count, models.codec, columns)
+                cell = Cell(workload, count, models.codec, columns, controller)
                 cell.measure(loop, options.rounds, seconds)
                 cells.append(cell)
                 show(cell)

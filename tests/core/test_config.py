@@ -69,6 +69,7 @@ def test_every_field_takes_its_own_default_as_a_plain_value() -> None:
         ({"dtype": "int4"}, "dtype", "auto, float32, bfloat16, float16"),
         ({"drafter": "magic"}, "drafter", "auto, model, ngram, none"),
         ({"num_speculative_tokens": 17}, "num_speculative_tokens", "from 0 to 16"),
+        ({"min_acceptance": 1.5}, "min_acceptance", "from 0"),
         ({"max_sequences": 0}, "max_sequences", "from 1 to 4096"),
         ({"block_size": 24}, "block_size", "power of two"),
         ({"kv_memory": "2 apples"}, "kv_memory", "like 512MiB"),

@@ -54,6 +54,9 @@ class ServeConfig:
     is the one shipped for the default target, else none.
     drafter: which drafters may run at all; requests choose within that.
     num_speculative_tokens: the most tokens drafted for a sequence in one step.
+    min_acceptance: where a session's acceptance falls below, nothing is drafted for it until a
+    probe finds 0.1 more. 0 leaves the choice to measured cost alone, which pays where draft and
+    verification are nearly free.
     max_model_len: tokens of prompt and answer together; None takes all that the target's positions
     allow.
     threads: that compute on a CPU; by default all cores, less one for the sockets from four on.
@@ -82,6 +85,7 @@ class ServeConfig:
     device: Device = Device.AUTO
     dtype: Dtype = Dtype.AUTO
     num_speculative_tokens: int | None = None
+    min_acceptance: float = 0.4
     max_model_len: int | None = None
     threads: int | None = None
     fast_path: bool = True
@@ -161,6 +165,7 @@ class ServeConfig:
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS),
+    ("min_acceptance", 0.0, 0.9),
     ("max_model_len", 2, 1 << 24),
     ("threads", 1, 1024),
     ("kv_memory", 1, 1 << 50),
@@ -211,6 +216,7 @@ class EngineConfig:
     max_queued: int
     threads: int
     fast_path: bool
+    min_acceptance: float = 0.4
     deterministic: bool = False
 
 
@@ -273,6 +279,7 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
         max_queued=config.max_queued,
         threads=config.threads or facts.num_cores - (facts.num_cores >= 4),
         fast_path=config.fast_path,
+        min_acceptance=config.min_acceptance,
         deterministic=config.deterministic,
     )
 

@@ -71,10 +71,12 @@ _MATCH_WEIGHT = 24.0
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """ledger_steps: the ledger's capacity, in plain steps of a full batch."""
+    """ledger_steps: the ledger's capacity, in plain steps of a full batch. min_acceptance: the
+    session gate's threshold."""
 
     max_sequences: int
     ledger_steps: float = 2.0
+    min_acceptance: float = gates.OFF_BELOW
 
 
 class Controller:
@@ -82,6 +84,7 @@ class Controller:
 
     def __init__(self, cost: CostModel, settings: ControllerSettings) -> None:
         self.cost = cost
+        self.min_acceptance = settings.min_acceptance
         full = cost.target_seconds(settings.max_sequences, 0, settings.max_sequences)
         self.ledger = Ledger(settings.ledger_steps * full)
         self.num_gate_flips = 0
@@ -150,7 +153,7 @@ class Controller:
     def offers_copies(self, cell: int) -> bool:
         """Whether matches of this length are right often enough, over all sessions, to be drafts
         at all; only such ones count for the gate."""
-        return self._copy_base.rates[cell] >= gates.OFF_BELOW
+        return self._copy_base.rates[cell] >= self.min_acceptance
 
     def _copy_offer(self, candidate: Candidate) -> DraftOffer:
         session = candidate.session
@@ -301,7 +304,13 @@ class Controller:
         session.model_estimate.observe(accepted, expected, examined)
         self._set_model_gate(
             session,
-            gates.after_round(session.model_gate, num_accepted, num_examined, session.num_emitted),
+            gates.after_round(
+                session.model_gate,
+                num_accepted,
+                num_examined,
+                session.num_emitted,
+                self.min_acceptance,
+            ),
         )
 
     def observe_copies(
@@ -320,13 +329,15 @@ class Controller:
             self._copy_base.observe(cell, float(is_hit), 1.0)
             if self.offers_copies(cell):
                 if state.gate is Gate.ON:
-                    state = gates.after_round(state, int(is_hit), 1, session.num_emitted)
+                    state = gates.after_round(
+                        state, int(is_hit), 1, session.num_emitted, self.min_acceptance
+                    )
                 else:
                     state = gates.record(state, int(is_hit), 1)
         is_due = state.gate is Gate.OFF and state.is_probe_due(session.num_emitted)
         if is_due and state.num_examined >= gates.LEAST_EXAMINED:
             acceptance = state.acceptance or 0.0
-            if acceptance >= gates.ON_FROM:
+            if acceptance >= self.min_acceptance + gates.ON_ABOVE:
                 cell = session.copy_cell
                 foretold = session.copy_estimate.survivals(self._copy_base, cell, COPY_DEPTH)
                 gain = steady_gain(
@@ -334,7 +345,9 @@ class Controller:
                 )
                 if gain >= gates.LEAST_GAIN:
                     # Scoring it is free, so a probe that fails is no reason to wait longer.
-                    state = gates.after_probe(state, acceptance, gain, session.num_emitted)
+                    state = gates.after_probe(
+                        state, acceptance, gain, session.num_emitted, self.min_acceptance
+                    )
         if state.gate is not session.copy_gate.gate:
             self.num_gate_flips += 1
             if state.gate is Gate.OFF:
@@ -364,7 +377,10 @@ class Controller:
             foretold, self._steady(without_prefill(base, num_decoding), uses_model=True)
         )
         self._set_model_gate(
-            session, gates.after_probe(session.model_gate, acceptance, gain, session.num_emitted)
+            session,
+            gates.after_probe(
+                session.model_gate, acceptance, gain, session.num_emitted, self.min_acceptance
+            ),
         )
 
     def observe_tokens(self, session: SessionControl, num_emitted: int) -> None:

@@ -1,7 +1,8 @@
 """The session gate: speculation goes off where acceptance is low, and may come back.
 
 Acceptance is accepted over examined, by the token rule, over the last 64 examined positions; it
-means the same for every rule of verification and every depth of draft.
+means the same for every rule of verification and every depth of draft. Operators may set another
+threshold than 0.40; the way back is 0.10 above it.
 
               below 0.40, of at least 24
         ON  ---------------------------->  OFF
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from paceline.core.events import Gate
 
 OFF_BELOW = 0.40
-ON_FROM = 0.50
+ON_ABOVE = 0.10
 LEAST_GAIN = 1.05
 WINDOW = 64
 LEAST_EXAMINED = 24
@@ -65,7 +66,11 @@ def record(state: GateState, num_accepted: int, num_examined: int) -> GateState:
 
 
 def after_round(
-    state: GateState, num_accepted: int, num_examined: int, num_emitted: int
+    state: GateState,
+    num_accepted: int,
+    num_examined: int,
+    num_emitted: int,
+    off_below: float = OFF_BELOW,
 ) -> GateState:
     """A verified draft: the gate may go off. num_emitted: by the session so far.
 
@@ -79,7 +84,7 @@ def after_round(
     outcomes = ((outcomes << num_examined) | bits) & _MASK
     known = min(WINDOW, known + num_examined)
     if gate is Gate.ON and known >= LEAST_EXAMINED:
-        if outcomes.bit_count() < OFF_BELOW * known:
+        if outcomes.bit_count() < off_below * known:
             gate = Gate.OFF
         elif known == WINDOW:
             pause = FIRST_PAUSE
@@ -90,10 +95,16 @@ def begin_probe(state: GateState) -> GateState:
     return state._replace(gate=Gate.PROBING)
 
 
-def after_probe(state: GateState, acceptance: float, gain: float, num_emitted: int) -> GateState:
+def after_probe(
+    state: GateState,
+    acceptance: float,
+    gain: float,
+    num_emitted: int,
+    off_below: float = OFF_BELOW,
+) -> GateState:
     """acceptance: the probe's estimate. gain: predicted tokens per second over plain decoding's."""
     pause = min(LAST_PAUSE, 2 * state.pause)
-    if acceptance >= ON_FROM and gain >= LEAST_GAIN:
+    if acceptance >= off_below + ON_ABOVE and gain >= LEAST_GAIN:
         return GateState(Gate.ON, pause=pause, paused_at=num_emitted)
     return state._replace(gate=Gate.OFF, pause=pause, paused_at=num_emitted)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cache.prefix import PrefixCache
 from paceline.core.controller import Controller, ControllerSettings
+from paceline.core.controller_gate import OFF_BELOW
 from paceline.core.cost import CostModel
 from paceline.core.errors import ConfigError
 from paceline.core.request import DrafterKind
@@ -64,6 +65,7 @@ def assemble(
     text_stream: Callable[[tuple[int, ...]], TextStream],
     token_budget: int,
     num_speculative_tokens: int,
+    min_acceptance: float = OFF_BELOW,
     prefix_caching: bool = True,
     policy: SpeculationPolicy | None = None,
     costs: Callable[[Callable[[], CostTable]], CostTable] | None = None,
@@ -71,7 +73,8 @@ def assemble(
 ) -> Engine:
     """An engine ready to step.
 
-    num_speculative_tokens: the most tokens drafted in a step. costs: makes speculation adaptive;
+    num_speculative_tokens: the most tokens drafted in a step. min_acceptance: the session gate's
+    threshold. costs: makes speculation adaptive;
     gets the function that measures the cost table and returns one, measured or kept from earlier.
     policy: another one than follows from these; without both every draft has the full number.
     grammars: for requests that have one.
@@ -94,7 +97,8 @@ def assemble(
 
         table = costs(Calibration(verifier, model, limits, token_budget, scrub).measure)
         controller = Controller(
-            CostModel(table), ControllerSettings(max_sequences=limits.max_sequences)
+            CostModel(table),
+            ControllerSettings(limits.max_sequences, min_acceptance=min_acceptance),
         )
         chosen_policy = AdaptivePolicy(
             controller,
