@@ -14,8 +14,8 @@ stays; their texts change from round to round. Before the rounds that count, eve
 turn, adaptive two.
 
 The column "no gate" is adaptive without the session gate (`--min-acceptance 0`): measured cost
-alone decides. It has no part in the verdict, but says what the gate at 0.40 costs: a cell that is below
-the best column for nothing else is marked so.
+alone decides. It has no part in the verdict, but says what the gate at 0.40 costs: a cell that is
+below the best column for nothing else is marked so.
 
 What is compared is the median over rounds of the ratio to the round's own plain turn. A cell passes
 if adaptive has at least 0.97 of plain and 0.95 of the best column.
