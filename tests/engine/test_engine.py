@@ -7,7 +7,7 @@ so whole drafts are accepted.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -22,16 +22,29 @@ from paceline.core.errors import (
 )
 from paceline.core.events import FinishEvent, FinishReason, StepResult, TokenSource
 from paceline.core.limits import EngineLimits
-from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
+from paceline.core.request import (
+    DrafterKind,
+    Grammar,
+    GrammarKind,
+    Request,
+    SamplingParams,
+    Speculation,
+)
 from paceline.engine.assembly import ModelPart, assemble
 from paceline.engine.thread import EngineThread
+from paceline.sampling.constraints import RowEdits
+from paceline.sampling.grammar import GrammarCompiler
 from tests.fakes import TableRunner
 from tests.tiny_models import IdText, Outputs, run_to_end
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Many
+
     from paceline.engine.engine import Engine
     from paceline.model.batch import PackedBatch
     from paceline.model.runner import ForwardOutput
+    from paceline.sampling.grammar import GrammarConstraint
     from tests.fakes import Row
 
 GREEDY = SamplingParams(temperature=0)
@@ -62,7 +75,13 @@ class BreakableRunner(TableRunner):
 
 
 def counting_engine(
-    *, num_blocks: int = 64, max_waiting: int = 10, max_sequences: int = 4, gamma: int = 3
+    *,
+    num_blocks: int = 64,
+    max_waiting: int = 10,
+    max_sequences: int = 4,
+    gamma: int = 3,
+    text_stream: Callable[[tuple[int, ...]], IdText] = lambda prompt_ids: IdText(),
+    grammars: GrammarCompiler | None = None,
 ) -> tuple[Engine, BreakableRunner]:
     target = BreakableRunner(counting, num_blocks, 4)
     draft = TableRunner(counting, num_blocks, 4)
@@ -71,9 +90,10 @@ def counting_engine(
         draft=ModelPart(draft, 100, draft.scrub),
         drafter=DrafterKind.MODEL,
         limits=EngineLimits(100, num_blocks, 4, max_sequences, max_waiting, 10),
-        text_stream=lambda prompt_ids: IdText(),
+        text_stream=text_stream,
         token_budget=32,
         num_speculative_tokens=gamma,
+        grammars=grammars,
     )
     return engine, target
 
@@ -209,15 +229,13 @@ def test_an_error_in_a_step_fails_what_ran_and_the_engine_goes_on() -> None:
     assert engine._scheduler.cache.pool.num_referenced == 0
 
 
-def test_a_request_that_cannot_begin_ends_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = counting_engine()
-
+def test_a_request_that_cannot_begin_ends_with_its_error() -> None:
     def no_text(prompt_ids: tuple[int, ...]) -> IdText:
         if prompt_ids[0] == 9:
             raise ValueError("no text stream for this")
         return IdText()
 
-    monkeypatch.setattr(engine, "_text_stream", no_text)
+    engine, _ = counting_engine(text_stream=no_text)
     outputs = run(engine, Request("bad", (9,), 3, GREEDY), Request("good", (0,), 3, GREEDY))
     assert outputs.finished["bad"].error == "ValueError: no text stream for this"
     assert outputs.tokens["good"] == [1, 2, 3]
@@ -243,6 +261,61 @@ def test_a_full_queue_refuses() -> None:
     engine.submit(Request("b", (1,), 1, GREEDY))
     with pytest.raises(QueueFullError, match="2 requests are waiting"):
         engine.submit(Request("c", (1,), 1, GREEDY))
+
+
+class AnyText:
+    """What a grammar of everything constrains: nothing."""
+
+    def fork(self, drafted: Many[int], first: int = 0) -> RowEdits:
+        return RowEdits()
+
+    def advance(self, committed: Many[int]) -> None: ...
+
+    def forced(self, limit: int) -> tuple[int, ...]:
+        return ()
+
+
+class CompilerOfCallers(GrammarCompiler):
+    """Notes who compiles."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def constraint(self, grammar: Grammar) -> GrammarConstraint:
+        self.threads.append(threading.get_ident())
+        if grammar.text == "wrong":
+            raise RequestError("the grammar cannot be used", field="grammar")
+        return cast("GrammarConstraint", AnyText())
+
+
+def test_grammars_are_compiled_by_whoever_submits_and_never_by_the_engine() -> None:
+    compiler = CompilerOfCallers()
+    engine, _ = counting_engine(grammars=compiler)
+    grammar = Grammar(GrammarKind.REGEX, ".*")
+    outputs = Outputs()
+    has_finished = threading.Event()
+
+    def deliver(result: StepResult) -> None:
+        outputs.add(result.events)
+        if len(outputs.finished) == 2:
+            has_finished.set()
+
+    thread = EngineThread(engine, deliver)
+    thread.start()
+    for name in ("a", "b"):
+        thread.submit(Request(name, (0, 1), 3, GREEDY, grammar=grammar))
+    assert has_finished.wait(10)
+    thread.stop(10)
+    assert outputs.tokens["a"] == outputs.tokens["b"] == [2, 3, 4]
+    assert compiler.threads == [threading.get_ident()] * 2
+
+
+def test_a_wrong_grammar_is_refused_at_once_and_leaves_nothing_behind() -> None:
+    engine, _ = counting_engine(grammars=CompilerOfCallers())
+    with pytest.raises(RequestError, match="cannot be used"):
+        engine.submit(Request("a", (1,), 1, GREEDY, grammar=Grammar(GrammarKind.REGEX, "wrong")))
+    assert not engine.has_work
+    assert run(engine, Request("a", (1,), 1, GREEDY)).tokens["a"] == [2]
 
 
 def test_the_sequence_ends_where_the_context_ends() -> None:

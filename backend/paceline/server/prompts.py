@@ -103,8 +103,11 @@ Prompt = ChatPrompt | TextPrompt | IdsPrompt | InfillPrompt
 def encode(
     prompt: Prompt, codec: TargetCodec, grammar: Grammar | None = None
 ) -> EncodedChat | EncodedInfill:
-    """Token ids of a prompt; `grammar` is checked and made ready. CPU work, for a worker thread.
-    Raises RequestError."""
+    """Token ids of a prompt. CPU work, for a worker thread. Raises RequestError.
+
+    grammar: compiled here as well, so that its faults are told before anything is submitted, and
+    `Engine.submit`, which runs on the event loop, finds it ready.
+    """
     try:
         return _encode(prompt, codec, grammar)
     except RecursionError as error:

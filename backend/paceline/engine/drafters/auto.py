@@ -57,22 +57,11 @@ class AutoDrafter:
             for index, (draft, entry) in enumerate(zip(drafts, entries, strict=True))
             if not draft and entry.drafter is not DrafterKind.NGRAM
         ]
-        row_index = [(-1,) * len(draft) for draft in drafts]
-        names = ["ngram"] * len(entries)
-        scores: list[tuple[float, ...]] = [()] * len(entries)
-        rows, vocab_ids = None, None
-        if missing:
-            proposal = self.model.propose([self._clamp(entries[index]) for index in missing])
-            rows, vocab_ids = proposal.rows, proposal.vocab_ids
-            for position, index in enumerate(missing):
-                drafts[index] = proposal.draft_ids[position]
-                row_index[index] = proposal.row_index[position]
-                names[index] = proposal.drafter_names[position]
-                if proposal.scores:
-                    scores[index] = proposal.scores[position]
-        return Proposal(
-            tuple(drafts), tuple(row_index), tuple(names), rows, vocab_ids, tuple(scores)
-        )
+        proposal = Proposal.deterministic(drafts, "ngram")
+        if not missing:
+            return proposal
+        made = self.model.propose([self._clamp(entries[index]) for index in missing])
+        return proposal.with_entries(missing, made)
 
     def observe(self, outcomes: Many[Outcome], features: Tensor | None) -> None:
         self.ngram.observe(outcomes, features)

@@ -59,23 +59,10 @@ class ForcedDrafter:
         free = [index for index, entry in enumerate(entries) if not entry.forced]
         if len(free) == len(entries):
             return self._other.propose(entries)
-        drafts = [entry.forced for entry in entries]
-        row_index = [(-1,) * len(entry.forced) for entry in entries]
-        names = [NAME] * len(entries)
-        scores: list[tuple[float, ...]] = [()] * len(entries)
-        rows, vocab_ids = None, None
-        if free:
-            made = self._other.propose([entries[index] for index in free])
-            rows, vocab_ids = made.rows, made.vocab_ids
-            for position, index in enumerate(free):
-                drafts[index] = made.draft_ids[position]
-                row_index[index] = made.row_index[position]
-                names[index] = made.drafter_names[position]
-                if made.scores:
-                    scores[index] = made.scores[position]
-        return Proposal(
-            tuple(drafts), tuple(row_index), tuple(names), rows, vocab_ids, tuple(scores)
-        )
+        proposal = Proposal.deterministic([entry.forced for entry in entries], NAME)
+        if not free:
+            return proposal
+        return proposal.with_entries(free, self._other.propose([entries[index] for index in free]))
 
     def observe(self, outcomes: Many[Outcome], features: Tensor | None) -> None:
         self._other.observe(outcomes, features)

@@ -34,6 +34,36 @@ class Proposal:
     vocab_ids: Tensor | None = None
     scores: tuple[tuple[float, ...], ...] = ()
 
+    @classmethod
+    def deterministic(cls, draft_ids: Many[tuple[int, ...]], name: str) -> Proposal:
+        """Drafts that were not sampled from any distribution, all by one drafter."""
+        return cls(
+            tuple(draft_ids),
+            tuple((-1,) * len(ids) for ids in draft_ids),
+            (name,) * len(draft_ids),
+        )
+
+    def with_entries(self, places: Many[int], made: Proposal) -> Proposal:
+        """This proposal with the entries at `places` taken from `made`, which has just those.
+        This one must be deterministic: one proposal holds the rows of one drafter."""
+        draft_ids, row_index = list(self.draft_ids), list(self.row_index)
+        names = list(self.drafter_names)
+        scores: list[tuple[float, ...]] = [()] * len(draft_ids)
+        for position, place in enumerate(places):
+            draft_ids[place] = made.draft_ids[position]
+            row_index[place] = made.row_index[position]
+            names[place] = made.drafter_names[position]
+            if made.scores:
+                scores[place] = made.scores[position]
+        return Proposal(
+            tuple(draft_ids),
+            tuple(row_index),
+            tuple(names),
+            made.rows,
+            made.vocab_ids,
+            tuple(scores),
+        )
+
 
 class Drafter(Protocol):
     """Proposes tokens; whatever it proposes, the output follows the target's law.
