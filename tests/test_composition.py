@@ -199,3 +199,17 @@ def test_the_shipped_draft_goes_with_the_default_target_alone(
 def test_a_cgroup_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composition, "_cgroup_limit", lambda: 12345)
     assert composition._available_bytes(Device.CPU) == 12345
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_plan_counts_what_the_fast_path_keeps_twice(tmp_path: Path, is_tied: bool) -> None:
+    config = llama_config(vocab_size=330, dtype="bfloat16", tie_word_embeddings=is_tied)
+    target = write_tokenizer(write_model(tmp_path / "model", config), byte_level_tokenizer())
+    models = composition.check_models(settings(target, dtype="bfloat16"))
+    assert models.target.is_head_tied is is_tied
+    for has_fast_path in (True, False):
+        asked = settings(target, dtype="bfloat16", fast_path=has_fast_path)
+        sizes = composition.footprint(models.target, resolve(asked, composition.facts_of(models)))
+        head = 330 * models.target.hidden_size * 2
+        assert sizes.copy_bytes == (head if is_tied and has_fast_path else 0)
+        assert sizes.weight_bytes == 2 * models.target.num_parameters

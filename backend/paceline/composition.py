@@ -35,7 +35,11 @@ from paceline.model.draft_folder import (
     is_draft_folder,
     load_draft,
 )
-from paceline.model.draft_runner import DraftModuleRunner, feature_bytes_per_token
+from paceline.model.draft_runner import (
+    DraftModuleRunner,
+    feature_bytes_per_token,
+    token_table_bytes,
+)
 from paceline.model.fast import FastPath, speed_up
 from paceline.model.fixed_rows import FixedRowsRunner, slowdown
 from paceline.model.generation_defaults import default_sampling
@@ -190,16 +194,17 @@ def facts_of(models: Models) -> Facts:
 def plan_for(models: Models, config: EngineConfig, *, kv_memory: int | None) -> MemoryPlan:
     """The memory plan of these models on the device that was chosen."""
     return plan_memory(
-        footprint(models.target, config.dtype),
-        None if models.draft is None else footprint(models.draft, config.dtype),
+        footprint(models.target, config),
+        None if models.draft is None else footprint(models.draft, config),
         config,
         available_bytes=_available_bytes(config.device),
         kv_memory=kv_memory,
     )
 
 
-def footprint(model: ModelDescription | DraftDescription, dtype: Dtype) -> Footprint:
-    """A model's sizes in a dtype."""
+def footprint(model: ModelDescription | DraftDescription, config: EngineConfig) -> Footprint:
+    """A model's sizes with these settings."""
+    dtype = config.dtype
     if isinstance(model, DraftDescription):
         shape = model.config
         stored = (model.folder / "model.safetensors").stat().st_size // Dtype.BFLOAT16.num_bytes
@@ -211,7 +216,10 @@ def footprint(model: ModelDescription | DraftDescription, dtype: Dtype) -> Footp
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
             num_bytes=dtype.num_bytes,
+            copy_bytes=token_table_bytes(shape, model.target, dtype.num_bytes),
         )
+    packs_head = config.fast_path and config.device is Device.CPU and dtype is Dtype.BFLOAT16
+    head_bytes = model.vocabulary_rows * model.hidden_size * dtype.num_bytes
     return Footprint(
         weight_bytes=model.num_parameters * dtype.num_bytes,
         kv_bytes_per_token=kv_shape(model, dtype).num_bytes_per_token,
@@ -219,6 +227,8 @@ def footprint(model: ModelDescription | DraftDescription, dtype: Dtype) -> Footp
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
         num_bytes=dtype.num_bytes,
+        # All other weights are let go when their packed copies exist.
+        copy_bytes=head_bytes if packs_head and model.is_head_tied else 0,
     )
 
 

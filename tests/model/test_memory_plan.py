@@ -57,6 +57,19 @@ def test_the_numbers_by_hand() -> None:
     assert plan.share_without_draft.num_blocks == 2_000_000 // (16 * 1000) == 125
 
 
+def test_copies_for_speed_are_weights_too() -> None:
+    target = dataclasses.replace(TARGET, copy_bytes=400_000)
+    draft = dataclasses.replace(DRAFT, copy_bytes=50_000)
+    plan = plan_memory(target, draft, CONFIG, available_bytes=10**9, kv_memory=2_000_000)
+    assert (plan.share.weight_bytes, plan.share.copy_bytes) == (11_450_000, 450_000)
+    assert plan.share_without_draft.weight_bytes == 10_400_000
+    text = _rendered(render_plan(plan, target_name="big", draft_name="small"))
+    assert "of these, copies for speed" in text
+    assert show_bytes(450_000) in text
+    plain = plan_memory(TARGET, DRAFT, CONFIG, available_bytes=10**9, kv_memory=2_000_000)
+    assert "copies" not in _rendered(render_plan(plain, target_name="a", draft_name="b"))
+
+
 def test_automatic_memory_on_a_cpu() -> None:
     small = plan_memory(TARGET, None, CONFIG, available_bytes=15_000_000, kv_memory=None)
     left = 15_000_000 - 10_000_000 - small.share.buffer_bytes

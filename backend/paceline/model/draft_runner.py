@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.model.attention import AttentionContext
     from paceline.model.attention_cuda import VarlenKernel
     from paceline.model.batch import Int64s, PackedBatch
-    from paceline.model.draft_folder import LoadedDraft
+    from paceline.model.draft_folder import DraftTarget, LoadedDraft
     from paceline.model.draft_head import DraftModuleConfig
 
 # A table of all tokens' inputs is made where it takes no more than this.
@@ -37,6 +37,13 @@ _TOKEN_TABLE_BYTES = 128 << 20
 def feature_bytes_per_token(config: DraftModuleConfig, num_bytes: int) -> int:
     """What the features of one position take, at `num_bytes` a number."""
     return len(config.feature_layers) * config.hidden_size * num_bytes
+
+
+def token_table_bytes(config: DraftModuleConfig, target: DraftTarget, num_bytes: int) -> int:
+    """What the table of all tokens' inputs takes; 0 where it is not made."""
+    borrowed = target.vocabulary_rows * target.hidden_size * num_bytes
+    is_made = borrowed <= _TOKEN_TABLE_BYTES
+    return target.vocabulary_rows * config.hidden_size * num_bytes if is_made else 0
 
 
 class DraftModuleRunner:

@@ -36,7 +36,8 @@ EXAMPLE_SESSION = 1024
 class Footprint:
     """The sizes of one model in the dtype that it is served in.
 
-    weight_bytes: all weights. kv_bytes_per_token: keys and values over all layers.
+    weight_bytes: all weights. copy_bytes: of weights rearranged or multiplied out, where the
+    weights themselves are needed too. kv_bytes_per_token: keys and values over all layers.
     vocabulary_rows: width of its logits. hidden_size, intermediate_size: widths of activations.
     num_bytes: of one number.
     """
@@ -47,17 +48,20 @@ class Footprint:
     hidden_size: int
     intermediate_size: int
     num_bytes: int
+    copy_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShare:
     """Memory with one choice of models.
 
-    buffer_bytes: of a step at its largest, activations and verification. kv_bytes: for K/V, of
-    which whole blocks are used. num_blocks: K/V blocks, each for both models.
+    weight_bytes: with all copies, which are copy_bytes of it. buffer_bytes: of a step at its
+    largest, activations and verification. kv_bytes: for K/V, of which whole blocks are used.
+    num_blocks: K/V blocks, each for both models.
     """
 
     weight_bytes: int
+    copy_bytes: int
     buffer_bytes: int
     kv_bytes_per_token: int
     kv_bytes: int
@@ -126,7 +130,8 @@ def _share(
     kv_memory: int | None,
 ) -> MemoryShare:
     models = [target] if draft is None else [target, draft]
-    weight_bytes = sum(model.weight_bytes for model in models)
+    copy_bytes = sum(model.copy_bytes for model in models)
+    weight_bytes = copy_bytes + sum(model.weight_bytes for model in models)
     kv_bytes_per_token = sum(model.kv_bytes_per_token for model in models)
     buffer_bytes = _buffer_bytes(target, draft, config)
     block_bytes = kv_bytes_per_token * config.block_size
@@ -158,6 +163,7 @@ def _share(
         )
     return MemoryShare(
         weight_bytes=weight_bytes,
+        copy_bytes=copy_bytes,
         buffer_bytes=buffer_bytes,
         kv_bytes_per_token=kv_bytes_per_token,
         kv_bytes=kv_bytes,
@@ -199,6 +205,7 @@ def render_plan(plan: MemoryPlan, *, target_name: str, draft_name: str | None) -
     example = min(EXAMPLE_SESSION, plan.max_model_len)
     rows: list[tuple[str, list[str]]] = [
         ("weights", [show_bytes(share.weight_bytes) for share in shares]),
+        ("of these, copies for speed", [show_bytes(share.copy_bytes) for share in shares]),
         ("buffers of the largest step", [show_bytes(share.buffer_bytes) for share in shares]),
         ("K/V of one token", [show_bytes(share.kv_bytes_per_token) for share in shares]),
         ("K/V memory", [show_bytes(share.kv_bytes) for share in shares]),
@@ -212,6 +219,8 @@ def render_plan(plan: MemoryPlan, *, target_name: str, draft_name: str | None) -
             [f"{share.num_sessions(example):,}" for share in shares],
         ),
     ]
+    if not plan.share.copy_bytes:
+        del rows[1]
     if plan.max_model_len > example:
         rows.append(
             (

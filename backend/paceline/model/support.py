@@ -46,7 +46,7 @@ class ModelDescription:
     kv_layers: per layer the number of K/V heads and their width. vocabulary_rows: rows of the
     output (tokens and padding). embedding_rows: ids it can be fed. max_model_len: positions that it
     computes correctly. dtype: what the weights are stored in. hidden_size, intermediate_size: for
-    the size of a step's activations.
+    the size of a step's activations. is_head_tied: the output head is the embedding's matrix.
     """
 
     source: ModelSource
@@ -59,6 +59,7 @@ class ModelDescription:
     dtype: Dtype
     hidden_size: int
     intermediate_size: int
+    is_head_tied: bool
 
 
 def describe_model(source: ModelSource, *, setting: str = "target") -> ModelDescription:
@@ -118,7 +119,14 @@ def describe_model(source: ModelSource, *, setting: str = "target") -> ModelDesc
         dtype=_stored_dtype(config.dtype or text.dtype),
         hidden_size=int(text.hidden_size),
         intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+        is_head_tied=_is_head_tied(model),
     )
+
+
+def _is_head_tied(model: PreTrainedModel) -> bool:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    embedding = model.get_input_embeddings()
+    return head is not None and getattr(head, "weight", None) is embedding.weight
 
 
 @dataclass(frozen=True, slots=True)
