@@ -241,8 +241,14 @@ def kv_shape(model: ModelDescription | DraftDescription, dtype: Dtype) -> KVShap
     return KVShape(model.kv_layers, torch_dtype(dtype))
 
 
-def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engine:
-    """Loads the weights, takes the K/V memory and assembles an engine that is ready to step."""
+def build_engine(
+    models: Models, config: EngineConfig, plan: MemoryPlan, *, is_adaptive: bool = True
+) -> Engine:
+    """Loads the weights, takes the K/V memory and assembles an engine that is ready to step.
+
+    is_adaptive: the machine's step costs are measured, and requests may leave depths to them; else
+    every draft has the full number of tokens.
+    """
     use_threads(config.threads)
     target_model = load_model(models.target, dtype=config.dtype, device=config.device)
     draft: ModelPart | HeadPart | None = None
@@ -292,7 +298,9 @@ def build_engine(models: Models, config: EngineConfig, plan: MemoryPlan) -> Engi
                 max_sequences=config.max_sequences,
                 fast_path=config.fast_path,
             ),
-        ),
+        )
+        if is_adaptive
+        else None,
     )
 
 
