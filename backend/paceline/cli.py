@@ -218,7 +218,14 @@ def plan(context: typer.Context) -> None:
     """What speculation will bring for a target, a draft and a device, before you run."""
     from paceline.planning.command import app as plan_app
 
-    plan_app(context.args, prog_name="paceline plan")
+    plan_app(context.args, prog_name="paceline plan", obj=_run_models)
+
+
+def _run_models(*arguments: Any, **options: Any) -> Any:
+    """An `AcceptanceRun` that brings torch in only when something is measured."""
+    with _extra_needed("serve"):
+        from paceline.measuring import measure_acceptance
+    return measure_acceptance(*arguments, **options)
 
 
 @app.command(**_PASS_ON)

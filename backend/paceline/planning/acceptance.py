@@ -86,7 +86,9 @@ def profile_from_counts(
         name: what was measured.
         accepted_per_position: how often the draft token at depth 1, 2, ... was accepted.
         examined_per_position: how often that depth was examined, that is, all tokens before it
-            had been accepted. Depths may have been drafted in different numbers of steps.
+            had been accepted. Depths may have been drafted in different numbers of steps. Behind
+            the first depth it may be less than was accepted: block verification accepts tokens
+            that the token rule, by which examined is counted, would not have come to.
         num_steps: target passes of the same requests, with those in which nothing was drafted;
             without it, every step is taken to have drafted.
     """
@@ -100,6 +102,8 @@ def profile_from_counts(
     for depth, (accepted, examined) in enumerate(
         zip(accepted_per_position, examined_per_position, strict=True), start=1
     ):
+        if depth > 1 and 0 <= accepted <= accepted_per_position[depth - 2]:
+            examined = max(examined, accepted)
         if not 0 <= accepted <= examined:
             raise ConfigError(
                 f"accepted_per_position: depth {depth} was accepted {accepted} times but examined "

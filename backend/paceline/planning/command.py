@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.planning.acceptance import (
     AcceptanceProfile,
     find_workload,
     profile_from_counts,
 )
+from paceline.planning.acceptance_run import AcceptanceRun, load_prompts
 from paceline.planning.chart import write_chart
 from paceline.planning.devices import Device, find_device
 from paceline.planning.measure import device_from, measure_this_machine
@@ -32,6 +33,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def plan_command(
+    context_object: typer.Context,
     target: Annotated[
         str,
         typer.Option(
@@ -96,6 +98,21 @@ def plan_command(
             "file with accepted_per_position and examined_per_position as telemetry counts them.",
         ),
     ] = None,
+    measure: Annotated[
+        Path | None,
+        typer.Option(
+            "--measure",
+            help="Instead of assuming acceptance, run target and drafts on the prompts of this "
+            "file: one per line, or between lines ---, or .jsonl with strings, "
+            '{"prompt": ...} or {"messages": [...]}. Target and drafts must be real models.',
+        ),
+    ] = None,
+    measure_tokens: Annotated[
+        int, typer.Option("--measure-tokens", help="Of each measured answer, at most.")
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Of measured answers; measure at your own.")
+    ] = 0.0,
     memory_fraction: Annotated[
         float, typer.Option("--memory-fraction", help="Part of memory for weights and K/V.")
     ] = 0.9,
@@ -122,6 +139,21 @@ def plan_command(
             layer_us=layer_us,
             pass_us=pass_us,
         )
+        measured = None
+        if measure is not None:
+            if acceptance is not None:
+                raise ConfigError(
+                    "measure: acceptance is either given or measured", field="acceptance"
+                )
+            measured = _measure_all(
+                context_object.obj,
+                target,
+                draft,
+                measure,
+                num_tokens=measure_tokens,
+                temperature=temperature,
+                max_gamma=max_gamma,
+            )
         plans = _plan_all(
             target,
             draft,
@@ -131,6 +163,7 @@ def plan_command(
             draft_dtype=draft_dtype,
             workload=workload,
             acceptance=acceptance,
+            measured=measured,
             max_gamma=max_gamma,
             common={
                 "draft_devices": draft_devices,
@@ -143,7 +176,7 @@ def plan_command(
         best = best_plan(plans)
         if plot is not None:
             write_chart(plans, best, plot)
-    except ConfigError as error:
+    except PacelineError as error:
         Console(stderr=True).print(f"paceline plan: {error}", style="red", markup=False)
         raise typer.Exit(2) from error
     if as_json:
@@ -173,6 +206,7 @@ def _plan_all(
     draft_dtype: str | None,
     workload: str,
     acceptance: str | None,
+    measured: list[AcceptanceProfile] | None,
     max_gamma: int | None,
     common: dict[str, Any],
 ) -> list[Plan]:
@@ -183,8 +217,10 @@ def _plan_all(
     for dtype in dtypes:
         precision = find_precision(dtype or source.precision or "bf16")
         for count in counts:
-            for text in drafts:
+            for index, text in enumerate(drafts):
                 draft = load_draft(text, source.shape)
+                if measured is not None:
+                    given = measured[index]
                 profile = given or kind_of_text.profile(
                     draft.kind,
                     draft.shape.total_params if draft.shape else 0,
@@ -204,6 +240,55 @@ def _plan_all(
                 )
                 plans.append(make_plan(setup))
     return plans
+
+
+def _measure_all(
+    run: AcceptanceRun | None,
+    target: str,
+    drafts: list[str],
+    path: Path,
+    *,
+    num_tokens: int,
+    temperature: float,
+    max_gamma: int | None,
+) -> list[AcceptanceProfile]:
+    """Each draft's profile on the prompts of a file."""
+    if run is None:
+        raise ConfigError(
+            "measure: running models needs the command `paceline plan`", field="measure"
+        )
+    if num_tokens < 2:
+        raise ConfigError(
+            f"measure-tokens is {num_tokens}; it must be at least 2", field="measure-tokens"
+        )
+    prompts = load_prompts(path)
+    shape = load_model(target).shape
+    profiles = []
+    for text in drafts:
+        kind = load_draft(text, shape).kind
+        if text.partition(":")[0].strip().lower() == "head" or ":vocab=" in text:
+            raise ConfigError(
+                f"draft: {text} is a plan for a draft, not one that can be run; measure a draft "
+                "folder, a model or ngram",
+                field="draft",
+            )
+        counts = run(
+            target,
+            text,
+            prompts,
+            num_tokens=num_tokens,
+            temperature=temperature,
+            max_gamma=max_gamma or kind.max_gamma,
+        )
+        profile = profile_from_counts(
+            path.name,
+            counts.accepted_per_position,
+            counts.examined_per_position,
+            num_steps=counts.num_steps,
+        )
+        where = f"{len(prompts)} prompts of {path.name} at temperature {temperature:g}"
+        profiles.append(replace(profile, source=f"{profile.source}: {where}"))
+    return profiles
 
 
 def _find_device(name: str, **efficiency: float | None) -> Device:

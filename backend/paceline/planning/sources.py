@@ -79,7 +79,8 @@ def load_draft(text: str, target: ModelShape) -> DraftSource:
     """What `text` says should draft for `target`.
 
     `ngram`; `head` or `head:16000` for a one-layer head with that vocabulary; or anything that
-    `load_model` takes, with `:vocab=16000` after it for a trimmed output vocabulary.
+    `load_model` takes, with `:vocab=16000` after it for a trimmed output vocabulary; or a draft
+    folder made for the target.
     """
     name, _, option = text.partition(":")
     key = name.strip().lower()
@@ -89,6 +90,9 @@ def load_draft(text: str, target: ModelShape) -> DraftSource:
         vocabulary = _whole_number(option, "draft") if option else _HEAD_VOCABULARY
         shape = one_layer_head(target, min(vocabulary, target.vocab_size))
         return DraftSource(DraftKind.HEAD, shape.name, shape)
+    head = _draft_folder(text, target)
+    if head is not None:
+        return head
     model, separator, rows = text.partition(":vocab=")
     source = load_model(model, field="draft")
     shape = source.shape
@@ -103,6 +107,35 @@ def load_draft(text: str, target: ModelShape) -> DraftSource:
         label = f"{shape.name} ({vocabulary} tokens)"
         shape = replace(shape, output_vocab_size=vocabulary, name=label)
     return DraftSource(DraftKind.MODEL, shape.name, shape, source.precision)
+
+
+def _draft_folder(text: str, target: ModelShape) -> DraftSource | None:
+    """A folder that `paceline distill` made, None if it is something else."""
+    path = Path(text).expanduser() / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not str(content.get("format", "")).startswith("paceline-draft"):
+            return None
+        module = content["module"]
+        rows = int(module["num_output_ids"])
+        shape = replace(
+            one_layer_head(target, min(rows, target.vocab_size)),
+            name=f"{content['kind']} {path.parent.name} ({rows} tokens)",
+            num_layers=int(module["num_layers"]),
+            hidden_size=int(module["hidden_size"]),
+            num_heads=int(module["num_attention_heads"]),
+            num_kv_heads=int(module["num_key_value_heads"]),
+            head_dim=int(module["head_dim"]),
+            intermediate_size=int(module["intermediate_size"]),
+            fusion_params=len(module["feature_layers"]) * int(module["hidden_size"]) ** 2,
+        )
+    except (OSError, ValueError, AttributeError):
+        return None
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"draft: {path} is not the description of a draft: {error!r}", field="draft"
+        ) from error
+    return DraftSource(DraftKind.HEAD, shape.name, shape)
 
 
 # ------------------------------------------------------------------ plain numbers
