@@ -93,7 +93,7 @@ class Bench:
                 KVShape(layers, self.model.dtype), NUM_BLOCKS, BLOCK_SIZE, self.model.device
             )
             runner = DraftModuleRunner(self.heads.pop(), kv.layers)
-            self.models.watch(runner, "condition", "recur", "forward", "logits")
+            self.models.watch(runner, "condition", "recur", "forward", "logits", "keep_features")
             feature_layers = runner.feature_layers
             draft = HeadPart(runner, config.max_position_embeddings, kv.scrub)
         elif drafting == OWN_DRAFT:

@@ -98,7 +98,15 @@ def test_candidates_are_exactly_what_is_above_the_bound(count: int, kind: str) -
             assert number >= min(count, len(row))
 
 
-def test_the_highest_logit_of_lowest_id_wins() -> None:
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_the_highest_logit_of_lowest_id_wins(
+    has_compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_compiler:
+        monkeypatch.setattr(native, "_library", lambda: None)
+    wide = rows("tied", 20011)
+    first = [int((row == row.max()).nonzero()[0]) for row in wide]
+    assert argmax_lowest(wide).tolist() == first
     logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-5.0, -7.0, -5.0]])
     assert argmax_lowest(logits).tolist() == [1, 0, 0]
     assert argmax_lowest(logits.to(torch.bfloat16)).tolist() == [1, 0, 0]

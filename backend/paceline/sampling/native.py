@@ -60,6 +60,7 @@ def _library() -> ctypes.CDLL | None:
     if path is None:
         return None
     library = ctypes.CDLL(str(path))
+    library.paceline_argmax.argtypes = (_POINTER, _INT, *(_LONG,) * 3, _POINTER, _INT)
     library.paceline_weigh.argtypes = (
         _POINTER,
         _INT,
@@ -78,6 +79,7 @@ def _library() -> ctypes.CDLL | None:
     library.paceline_settle.argtypes = (_POINTER, _INT)
     library.paceline_inverse_cdf.argtypes = (_POINTER, _LONG, _LONG, _POINTER, _POINTER)
     for name in (
+        "paceline_argmax",
         "paceline_settle",
         "paceline_inverse_cdf",
         "paceline_weigh",
@@ -86,6 +88,25 @@ def _library() -> ctypes.CDLL | None:
     ):
         getattr(library, name).restype = None
     return library
+
+
+def argmax_of(logits: Tensor) -> Tensor | None:
+    """The lowest index of the highest logit of each row [R, V]: int64 [R]."""
+    library = _library() if _serves(logits) else None
+    if library is None:
+        return None
+    num_rows, width = logits.shape
+    places = torch.empty(num_rows, dtype=torch.int64)
+    library.paceline_argmax(
+        logits.data_ptr(),
+        int(logits.dtype is torch.bfloat16),
+        logits.stride(0),
+        num_rows,
+        width,
+        places.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return places
 
 
 def weigh_rows(
@@ -168,10 +189,12 @@ def uniforms_of(
     library = _library()
     if library is None:
         return None
-    keys = (np.asarray(part, dtype=np.uint64) for part in (seeds, positions, rounds, purpose))
+    keys = (seeds, positions, rounds, purpose)
+    out = np.empty(np.broadcast(*keys).shape, dtype=np.float64)
     # One array of four rows, so that one address serves.
-    table = np.stack(np.broadcast_arrays(*keys))
-    out = np.empty(table.shape[1:], dtype=np.float64)
+    table = np.empty((4, *out.shape), dtype=np.uint64)
+    for place, part in enumerate(keys):
+        table[place] = part
     first, row = table.ctypes.data, out.size * table.itemsize
     library.paceline_uniforms(
         first, first + row, first + 2 * row, first + 3 * row, out.size, out.ctypes.data

@@ -138,7 +138,7 @@ def _verify_alike(
 ) -> Acceptance:
     """`verify` for sequences of one kind: all greedy, or all seeded or not and cut alike."""
     if rule is AcceptRule.GREEDY:
-        return matching_acceptance(argmax_lowest(logits, peaks), drafted, None)
+        return matching_acceptance(argmax_lowest(logits), drafted, None)
     owner = np.repeat(np.arange(len(params)), drafted.num_drafted + 1)
     parameters = WarpParameters.of(params, logits.device).take(drafted.tensor(owner))
     target = warp(logits, parameters, peaks)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.sampling.candidates import Candidates, above, candidates, falling, first_true
-from paceline.sampling.native import keep_likely, weigh_rows
+from paceline.sampling.native import argmax_of, keep_likely, weigh_rows
 from paceline.sampling.rows import Rows, row_sums
 
 if TYPE_CHECKING:
@@ -105,13 +105,10 @@ def truncation_of(params: SamplingParams) -> Truncation:
     return Truncation.LIKELIHOOD if is_cut else Truncation.NONE
 
 
-def argmax_lowest(logits: Tensor, peaks: Tensor | None = None) -> Tensor:
-    """Index of the highest logit of each row [R, V] -> int64 [R]; the lowest index on ties.
-
-    peaks: [R], the highest logit of each row, if it is known already.
-    """
-    peaks = logits.amax(-1) if peaks is None else peaks
-    return first_true(logits == peaks[:, None])
+def argmax_lowest(logits: Tensor) -> Tensor:
+    """Index of the highest logit of each row [R, V] -> int64 [R]; the lowest index on ties."""
+    found = argmax_of(logits)
+    return first_true(logits == logits.amax(-1, keepdim=True)) if found is None else found
 
 
 def warp(logits: Tensor, parameters: WarpParameters, peaks: Tensor | None = None) -> Rows:

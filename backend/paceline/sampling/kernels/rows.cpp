@@ -13,6 +13,8 @@ namespace {
 
 constexpr int64_t kGroup = 256;
 constexpr int64_t kBlock = 32;
+// Entries from which on threads save more than waking them costs.
+constexpr int64_t kWorthThreads = 1 << 17;
 
 // exp(x) for x <= 0 with a relative error of about 1e-7 (range reduction by ln 2, then a polynomial
 // of degree 6); 0 where that is below the smallest normal number.
@@ -48,6 +50,36 @@ inline float widen(uint16_t bits) {
 }
 
 inline float widen(float value) { return value; }
+
+// The lowest index of the highest entry. Blocks are compared first, so that vectors fit.
+template <typename T>
+int64_t argmax_of(const T* logits, int64_t width) {
+  float peak = -INFINITY;
+  int64_t at = 0;
+  for (int64_t start = 0; start < width; start += kGroup) {
+    const int64_t end = std::min(start + kGroup, width);
+    float highest = -INFINITY;
+    for (int64_t i = start; i < end; ++i) {
+      const float value = widen(logits[i]);
+      highest = value > highest ? value : highest;
+    }
+    if (highest > peak) {
+      peak = highest;
+      at = start;
+    }
+  }
+  if (peak == -INFINITY) return 0;
+  while (widen(logits[at]) != peak) ++at;
+  return at;
+}
+
+template <typename T>
+void argmax(const T* logits, int64_t stride, int64_t num_rows, int64_t width, int64_t* places,
+            int num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (num_rows * width >= kWorthThreads)
+  for (int64_t row = 0; row < num_rows; ++row)
+    places[row] = argmax_of(logits + row * stride, width);
+}
 
 // Weights of one row into `weights`, or nowhere with a null pointer; returns their sum.
 template <typename T>
@@ -106,7 +138,7 @@ void keep_likely(const T* logits, int64_t stride, int64_t num_rows, int64_t widt
                  const float* peaks, const float* inverses, const double* top_p,
                  const float* min_p, float* kept, int32_t* ids, int64_t* counts,
                  int num_threads) {
-#pragma omp parallel num_threads(num_threads)
+#pragma omp parallel num_threads(num_threads) if (num_rows * width >= kWorthThreads)
   {
     std::vector<float> weights(width), inside;
     std::vector<double> bins(kNumBins);
@@ -150,7 +182,7 @@ void keep_likely(const T* logits, int64_t stride, int64_t num_rows, int64_t widt
 template <typename T>
 void weigh(const T* logits, int64_t stride, int64_t num_rows, int64_t width, const float* peaks,
            const float* inverses, float* weights, double* totals, int num_threads) {
-#pragma omp parallel for num_threads(num_threads) schedule(static)
+#pragma omp parallel for num_threads(num_threads) if (num_rows * width >= kWorthThreads)
   for (int64_t row = 0; row < num_rows; ++row) {
     totals[row] = weigh_row(logits + row * stride, width, peaks[row], inverses[row],
                             weights == nullptr ? nullptr : weights + row * width);
@@ -386,7 +418,8 @@ Words philox(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) 
 extern "C" {
 
 void paceline_settle(const PacelineRound* round, int num_threads) {
-#pragma omp parallel num_threads(num_threads) if (round->num_sequences > 1)
+#pragma omp parallel num_threads(num_threads) \
+    if (round->num_sequences > 1 && round->num_sequences * round->width >= kWorthThreads)
   {
     std::vector<float> scratch(round->width);
 #pragma omp for schedule(dynamic)
@@ -413,6 +446,15 @@ void paceline_uniforms(const uint64_t* seeds, const uint64_t* positions, const u
     const uint64_t bits = (uint64_t{words.word[0]} << 32 | words.word[1]) >> 11;
     out[i] = static_cast<double>(bits) * 0x1p-53;
   }
+}
+
+// The lowest index of the highest logit of each row; any index where there is a NaN.
+void paceline_argmax(const void* logits, int is_bfloat16, int64_t stride, int64_t num_rows,
+                     int64_t width, int64_t* places, int num_threads) {
+  if (is_bfloat16)
+    argmax(static_cast<const uint16_t*>(logits), stride, num_rows, width, places, num_threads);
+  else
+    argmax(static_cast<const float*>(logits), stride, num_rows, width, places, num_threads);
 }
 
 // exp((logit - peak) * inverse) of each entry and the sum of each row. weights may be null.
