@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from ops.bench.peer_engines import Answer, Engine
 
 FIXED_DEPTH = 4
-NAMES = ("paceline", "transformers", "llama-server", "vllm")
+OURS = "paceline"
+NAMES = (OURS, "transformers", "llama-server", "vllm")
 
 Samples = defaultdict[tuple[str, str], list[float]]
 """Tokens per second by load and column; a column that ends in " prefill" is a prefill."""
@@ -69,14 +70,16 @@ def main() -> int:
         print("no load is left: --most-tokens is below every context times sessions")
         return 2
     engines: list[Engine] = []
+    left_out: dict[str, str] = {}
     try:
-        _start(arguments, loads, engines)
-        samples = measure(engines, loads, arguments)
+        _start(arguments, loads, engines, left_out)
+        samples = measure(engines, loads, arguments, left_out)
     finally:
         for engine in engines:
             engine.stop()
     columns = [column for engine in engines for column in engine.columns]
     result = summary(samples, loads, [engine.name for engine in engines], columns)
+    result["left_out"] = left_out
     show(result)
     write_chart(result, RESULTS / f"{arguments.name}.svg")
     command = "python " + shlex.join(["ops/bench/peers.py", *sys.argv[1:]])
@@ -85,9 +88,13 @@ def main() -> int:
 
 
 def measure(
-    engines: Sequence[Engine], loads: Sequence[Load], arguments: argparse.Namespace
+    engines: Sequence[Engine],
+    loads: Sequence[Load],
+    arguments: argparse.Namespace,
+    left_out: dict[str, str],
 ) -> Samples:
-    """Turn by turn, until they are done or the time is up. One turn is always finished."""
+    """Turn by turn, until they are done or the time is up. One turn is always finished. A peer that
+    fails is asked no more and gets its reason in `left_out`."""
     codec = TextCodec.load(ensure_default_target())
     samples: Samples = defaultdict(list)
     warm_up = prompts_for(Load("code", 64, 1), codec, turn=-1)
@@ -100,31 +107,42 @@ def measure(
             if turn and time.monotonic() - began_at > arguments.minutes * 60:
                 return samples
             prompts = prompts_for(load, codec, turn=turn)
-            _one_turn(engines, load, prompts, arguments.tokens, turn, samples)
+            asked = [engine for engine in engines if engine.name not in left_out]
+            shift = turn % len(asked)
+            for engine in [*asked[shift:], *asked[:shift]]:
+                try:
+                    _one_turn(engine, load, prompts, arguments.tokens, turn, samples)
+                except (RuntimeError, OSError) as error:
+                    if engine.name == OURS:
+                        raise
+                    _leave_out(engine.name, error, left_out)
             print(f"turn {turn + 1}, {load.name}: {time.monotonic() - began_at:.0f} s", flush=True)
     return samples
 
 
+def _leave_out(name: str, error: Exception, left_out: dict[str, str]) -> None:
+    left_out[name] = str(error)
+    print(f"{name} is left out: {error}", flush=True)
+
+
 def _one_turn(
-    engines: Sequence[Engine],
+    engine: Engine,
     load: Load,
     prompts: list[list[int]],
     num_tokens: int,
     turn: int,
     samples: Samples,
 ) -> None:
-    shift = turn % len(engines)
-    for engine in [*engines[shift:], *engines[:shift]]:
-        columns = [each for each in engine.columns if engine.takes(each, load.sessions)]
-        first = engine.answer(columns[0], prompts, 1)
-        num_prompt = sum(len(prompt) for prompt in prompts)
-        samples[load.name, f"{engine.name} prefill"].append(
-            num_prompt / (max(a.first_at for a in first) - min(a.asked_at for a in first))
-        )
-        shift_columns = turn % len(columns)
-        for column in [*columns[shift_columns:], *columns[:shift_columns]]:
-            answers = engine.answer(column, prompts, num_tokens)
-            samples[load.name, column].append(decode_rate(answers))
+    columns = [each for each in engine.columns if engine.takes(each, load.sessions)]
+    first = engine.answer(columns[0], prompts, 1)
+    num_prompt = sum(len(prompt) for prompt in prompts)
+    samples[load.name, f"{engine.name} prefill"].append(
+        num_prompt / (max(a.first_at for a in first) - min(a.asked_at for a in first))
+    )
+    shift = turn % len(columns)
+    for column in [*columns[shift:], *columns[:shift]]:
+        answers = engine.answer(column, prompts, num_tokens)
+        samples[load.name, column].append(decode_rate(answers))
 
 
 def decode_rate(answers: Sequence[Answer]) -> float:
@@ -193,16 +211,29 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
     ]
 
 
-def _start(arguments: argparse.Namespace, loads: Sequence[Load], engines: list[Engine]) -> None:
-    """Appends each to `engines` as soon as it runs, so that it is stopped whatever comes next."""
+def _start(
+    arguments: argparse.Namespace,
+    loads: Sequence[Load],
+    engines: list[Engine],
+    left_out: dict[str, str],
+) -> None:
+    """Appends each to `engines` as soon as it runs, so that it is stopped whatever comes next. A
+    peer that doesn't start gets its reason in `left_out`."""
     servers = [*_paceline(arguments), *_llama(arguments, loads), *_vllm(arguments, loads)]
     for name, command, columns, environment in servers:
         if name.split(" ")[0] not in arguments.peers:
             continue
         server = ServerEngine(name, command, columns, environment)
-        engines.append(server)
-        # One after the other: what they measure at the start, they measure alone.
-        server.wait()
+        try:
+            # One after the other: what they measure at the start, they measure alone.
+            server.wait()
+        except BaseException as error:
+            server.stop()
+            if name == OURS or not isinstance(error, RuntimeError):
+                raise
+            _leave_out(name, error, left_out)
+        else:
+            engines.append(server)
     if "transformers" in arguments.peers:
         engines.append(TransformersEngine(ensure_default_target(), arguments.assistant))
 

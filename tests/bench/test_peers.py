@@ -34,18 +34,23 @@ class CharacterCodec:
 class ScriptedEngine:
     """Takes as long as it is told, by column."""
 
-    def __init__(self, name: str, seconds: dict[str, float], most_sessions: int = 99) -> None:
+    def __init__(
+        self, name: str, seconds: dict[str, float], most_sessions: int = 99, fails: bool = False
+    ) -> None:
         self.name = name
         self.columns: Mapping[str, Mapping[str, Any]] = dict.fromkeys(seconds, {})
         self.asked: list[tuple[str, int, int]] = []
         self._seconds = seconds
         self._most_sessions = most_sessions
+        self._fails = fails
 
     def takes(self, column: str, num_sessions: int) -> bool:
         return column != "lookup" or num_sessions <= self._most_sessions
 
     def answer(self, column: str, prompts: Sequence[list[int]], num_tokens: int) -> list[Answer]:
         self.asked.append((column, len(prompts), num_tokens))
+        if self._fails and num_tokens == 10:
+            raise RuntimeError("it broke")
         seconds = self._seconds[column]
         return [Answer(1.0, 1.5, 1.0 + seconds, num_tokens) for _ in prompts]
 
@@ -78,7 +83,7 @@ def test_no_two_prompts_begin_alike(load: Load) -> None:
 def test_every_column_is_asked_in_every_turn_after_the_prompts_are_computed() -> None:
     first = ScriptedEngine("first", {"plain": 2.0, "fast": 1.0})
     second = ScriptedEngine("second", {"generate": 4.0, "lookup": 1.0}, most_sessions=2)
-    samples = peers.measure([first, second], [CODE, CHAT], _options())
+    samples = peers.measure([first, second], [CODE, CHAT], _options(), {})
     counts = {key: len(values) for key, values in samples.items()}
     assert counts["2 x code 50", "plain"] == counts["2 x code 50", "first prefill"] == 3
     assert ("3 x chat", "lookup") not in counts, "it does not take three"
@@ -104,13 +109,26 @@ def test_no_turn_begins_when_the_time_is_up(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     engine = ScriptedEngine("first", {"plain": 2.0})
-    samples = peers.measure([engine], [CODE, CHAT], _options(minutes=0.0))
+    samples = peers.measure([engine], [CODE, CHAT], _options(minutes=0.0), {})
     result = peers.summary(samples, [CODE, CHAT], ["first"], ["plain"])
     assert result["turns"] == {"2 x code 50": 1, "3 x chat": 1}
     peers.show(result)
     assert "3 x chat: plain 15; ahead: plain" in capsys.readouterr().out
     peers.write_chart(result, tmp_path / "chart.svg")
     ElementTree.parse(tmp_path / "chart.svg")
+
+
+@pytest.mark.usefixtures("_no_weights")
+def test_a_peer_that_fails_is_left_out_with_its_reason() -> None:
+    good, bad = ScriptedEngine("paceline", {"plain": 2.0}), ScriptedEngine("x", {"p": 1.0}, 9, True)
+    left_out: dict[str, str] = {}
+    samples = peers.measure([good, bad], [CODE, CHAT], _options(), left_out)
+    assert left_out == {"x": "it broke"}
+    assert len(samples["3 x chat", "plain"]) == 3
+    assert ("3 x chat", "p") not in samples
+    good._fails = True
+    with pytest.raises(RuntimeError, match="it broke"):
+        peers.measure([good], [CODE], _options(), {})
 
 
 def test_transformers_answers_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
