@@ -294,13 +294,13 @@ class Report:
 
 
 class Simulation:
-    """Runs sessions through a scheduler and a policy.
+    """Runs client sessions through the real scheduler and policy, in simulated time.
 
-    load: the number of sessions wanted at a simulated time; next_arrival: the next session, None
-    when there are no more. belief: the table that the controller is given; the truth may differ.
-    noise: spread of a step's time, common to all stages. phase: a label of a time.
-    is_leaving: sessions above the wanted number leave at once, as when people close their pages.
-    judge_every: on how many steps the oracle is asked once; 0 never.
+    truth, belief: what steps cost, and what the controller believes that they cost. load: how many
+    sessions are open at a simulated time. next_arrival: the next one, None when there are no more.
+    noise: spread of a step's time, common to all stages. is_leaving: sessions above `load` end at
+    once, as when clients disconnect; otherwise they finish first. phase: names a simulated time, to
+    group results by. judge_every: the oracle is asked once in so many steps; 0 never asks.
     """
 
     def __init__(
