@@ -5,7 +5,7 @@
 Three tables, of the default target in bfloat16: a step's cost by rows, by sessions and contexts,
 and by part. What is compared runs interleaved in one process, and medians are given. "transformers"
 is the unchanged model with torch's attention over the same paged memory (`--no-fast-path`).
-Writes results/step_profile.json and results/step_cost.svg.
+Writes results/step_profile.json and results/step_profile.svg.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main() -> None:
     path = write_result(
         "step_profile", "python ops/bench/step_profile.py" + " --quick" * arguments.quick, result
     )
-    chart = RESULTS / "step_cost.svg"
+    chart = RESULTS / "step_profile.svg"
     write_line_chart(
         chart,
         "Cost of one step, SmolLM2-135M, context 100",
