@@ -213,3 +213,14 @@ def test_the_plan_counts_what_the_fast_path_keeps_twice(tmp_path: Path, is_tied:
         head = 330 * models.target.hidden_size * 2
         assert sizes.copy_bytes == (head if is_tied and has_fast_path else 0)
         assert sizes.weight_bytes == 2 * models.target.num_parameters
+
+
+@pytest.mark.gpu
+def test_an_engine_with_cuda_graphs_answers_as_one_without(target: Path) -> None:
+    prompt = tuple(range(5, 25))
+    answers = []
+    for has_graphs in (False, True):
+        asked = settings(target, device="cuda", dtype="bfloat16", cuda_graphs=has_graphs)
+        _, _, engine = build(asked)
+        answers.append(answer(engine, prompt)[0])
+    assert answers[0] == answers[1]

@@ -87,6 +87,13 @@ def serve(
             help="Faster equivalents of a model's parts. [default: on]",
         ),
     ] = None,
+    cuda_graphs: Annotated[
+        bool | None,
+        typer.Option(
+            "--cuda-graphs/--no-cuda-graphs",
+            help="Record passes of few rows and play them back; CUDA only. [default: off]",
+        ),
+    ] = None,
     deterministic: Annotated[
         bool | None,
         typer.Option(

@@ -7,6 +7,7 @@ configurations, then what the models can do, then whether memory suffices.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ from paceline.model.draft_runner import (
 from paceline.model.fast import FastPath, speed_up
 from paceline.model.fixed_rows import FixedRowsRunner, slowdown
 from paceline.model.generation_defaults import default_sampling
+from paceline.model.graphs import GraphRunner
 from paceline.model.loading import load_model, torch_dtype
 from paceline.model.memory_plan import Footprint, MemoryPlan, plan_memory, render_plan
 from paceline.model.runner import ModelRunner
@@ -294,7 +296,9 @@ def build_engine(
                 target=_weights_path(models.target),
                 draft=None if models.draft is None else _weights_path(models.draft),
                 dtype=config.dtype.value,
-                device=config.device.value + ("-deterministic" if config.deterministic else ""),
+                device=config.device.value
+                + ("-deterministic" if config.deterministic else "")
+                + ("-graphs" if config.cuda_graphs else ""),
                 max_sequences=config.max_sequences,
                 fast_path=config.fast_path,
             ),
@@ -328,7 +332,24 @@ def _model_part(
         decoder=fast.decoder,
         allow_native=config.fast_path,
     )
-    return ModelPart(runner, description.max_model_len, tensors.scrub)
+    part = ModelPart(runner, description.max_model_len, tensors.scrub)
+    return _with_graphs(part, runner, config, plan) if config.cuda_graphs else part
+
+
+def _with_graphs(
+    part: ModelPart, runner: ModelRunner, config: EngineConfig, plan: MemoryPlan
+) -> ModelPart:
+    """The part with its passes of few rows recorded."""
+    started = time.perf_counter()
+    graphs = GraphRunner(
+        runner,
+        scratch_block=plan.num_blocks,
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+    )
+    graphs.record_all()
+    log.info("CUDA graphs recorded", seconds=round(time.perf_counter() - started, 1))
+    return replace(part, runner=graphs)
 
 
 def _with_fixed_rows(part: ModelPart, config: EngineConfig, plan: MemoryPlan) -> ModelPart:
@@ -350,7 +371,7 @@ def _kv_tensors(
 ) -> KVTensors:
     device = torch.device(config.device.value)
     # Passes of fixed size need a block that no sequence has.
-    num_blocks = plan.num_blocks + config.deterministic
+    num_blocks = plan.num_blocks + (config.deterministic or config.cuda_graphs)
     return KVTensors(kv_shape(model, config.dtype), num_blocks, config.block_size, device)
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.config import Device, Dtype, Facts, ServeConfig, resolve
+from paceline.core.errors import ConfigError
 from paceline.model.attention import ATTENTION_NAME
 from paceline.model.batch import Segment, pack
 from paceline.model.graphs import (
@@ -171,6 +173,29 @@ def test_shapes_are_recorded_once() -> None:
     for step in STEPS:
         graphs.forward(pack(step, BLOCK_SIZE))
     assert count == 1 + (len(rows) - 1) * len(QUERIES)
+
+
+def test_longer_sequences_than_were_recorded_run_as_they_are() -> None:
+    plain, graphs = _runners()
+    prompt = pack([Segment(list(range(20)), 0, [1, 2, 3, 4, 5], 1)], BLOCK_SIZE)
+    longer = pack([Segment([7, 8], 20, [1, 2, 3, 4, 5, 6], 2)], BLOCK_SIZE)
+    for batch in (prompt, longer):
+        torch.testing.assert_close(graphs.forward(batch).logits, plain.forward(batch).logits)
+
+
+def test_graphs_need_a_cuda_device() -> None:
+    facts = Facts(
+        has_cuda=True,
+        has_fast_bfloat16=True,
+        target_dtype=Dtype.BFLOAT16,
+        target_max_len=64,
+        has_draft_model=False,
+        num_cores=2,
+    )
+    assert resolve(ServeConfig(cuda_graphs=True), facts).cuda_graphs
+    with pytest.raises(ConfigError, match="cuda_graphs is on, but the device is cpu") as caught:
+        resolve(ServeConfig(cuda_graphs=True, device=Device.CPU), facts)
+    assert caught.value.field == "cuda_graphs"
 
 
 @pytest.mark.parametrize("rows", [0, ROWS[-1] + 1])

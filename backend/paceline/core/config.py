@@ -60,6 +60,8 @@ class ServeConfig:
     max_model_len: tokens of prompt and answer together; None takes all that the target's positions
     allow.
     threads: that compute on a CPU; by default all cores, less one for the sockets from four on.
+    cuda_graphs: record passes of few rows at the start and play them back, which saves launching
+    their kernels one by one; CUDA only.
     deterministic: equal requests get equal answers whatever runs beside them; every step costs as
     much as a full one then, and `paceline serve` prints how much that is.
     fast_path: replace what is recognised in a model by faster equivalents, proven at load.
@@ -90,6 +92,7 @@ class ServeConfig:
     threads: int | None = None
     fast_path: bool = True
     deterministic: bool = False
+    cuda_graphs: bool = False
     kv_memory: int | None = None
     max_sequences: int = 32
     token_budget: int | None = None
@@ -218,6 +221,7 @@ class EngineConfig:
     fast_path: bool
     min_acceptance: float = 0.4
     deterministic: bool = False
+    cuda_graphs: bool = False
 
 
 def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
@@ -229,14 +233,19 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
     compute-bound from a few rows on, 2048 on CUDA. threads: one for each core; from four cores on
     one is left to the event loop.
 
-    Raises ConfigError for a device that is not there, a length beyond the target's, a budget too
-    small for one token a sequence, and a model drafter without a draft model.
+    Raises ConfigError for a device that is not there, CUDA graphs on another one, a length beyond
+    the target's, a budget too small for one token a sequence, and a model drafter without a draft
+    model.
     """
     if config.device is Device.CUDA and not facts.has_cuda:
         raise ConfigError("device is cuda, but torch finds no CUDA device", field="device")
     device = config.device
     if device is Device.AUTO:
         device = Device.CUDA if facts.has_cuda else Device.CPU
+    if config.cuda_graphs and device is not Device.CUDA:
+        raise ConfigError(
+            f"cuda_graphs is on, but the device is {device}; leave it out", field="cuda_graphs"
+        )
     dtype = config.dtype
     if dtype is Dtype.AUTO:
         if device is Device.CUDA:
@@ -281,6 +290,7 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
         fast_path=config.fast_path,
         min_acceptance=config.min_acceptance,
         deterministic=config.deterministic,
+        cuda_graphs=config.cuda_graphs,
     )
 
 

@@ -221,7 +221,7 @@ class GraphRunner:
     def forward(self, batch: PackedBatch) -> ForwardOutput:
         """Compute the batch; its keys and values are in memory afterwards."""
         shape = shape_for(batch, self._most_rows)
-        if shape is None:
+        if shape is None or batch.block_tables.shape[1] > self._width:
             return self._runner.forward(batch)
         inputs, recording = self._recording(shape)
         self._fill(inputs, pad(batch, shape, self._width, self._scratch_block))
