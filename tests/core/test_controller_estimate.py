@@ -48,6 +48,21 @@ def test_a_collapse_is_followed_within_a_window() -> None:
     assert estimate.rate(0.6) < 0.4
 
 
+def test_a_sudden_collapse_is_followed_within_a_few_positions() -> None:
+    """In the mean of 40 sessions; a bad moment of a steady one changes little."""
+    moments, collapses = [], []
+    for seed in range(40):
+        rng = random.Random(seed)
+        estimate = SessionEstimate()
+        observe(estimate, 0.85, 0.6, 300, rng)
+        observe(estimate, 0.0, 0.6, 2, rng)
+        moments.append(estimate.rate(0.6))
+        observe(estimate, 0.0, 0.6, 5, rng)
+        collapses.append(estimate.rate(0.6))
+    assert fmean(moments) > 0.75
+    assert fmean(collapses) < 0.5
+
+
 def test_rates_stay_probabilities() -> None:
     for outcome in (0.0, 1.0):
         estimate = SessionEstimate()

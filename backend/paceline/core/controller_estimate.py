@@ -2,9 +2,10 @@
 
 The baseline is a table shared by all sessions: by temperature and depth for a draft model (a head
 loses acceptance with depth), by length of the match for n-grams (a long match goes on). A session
-differs from it by a factor that is estimated twice, over about 32 and about 256 examined positions,
-from a prior worth 8 observations. The slow estimate is used until the two differ by more than
-chance, then the fast one: steady sessions have quiet estimates, and changes are followed.
+differs from it by a factor that is estimated three times, over about 256, 32 and 8 examined
+positions, from a prior. The slow estimate is used until the fast one differs by more than chance,
+and the newest positions alone where they are worse than both by far more: steady sessions have
+quiet estimates, changes are followed, and a collapse at once.
 
 Observations are fractions. For a drafted position j the chain c_j, the running product of
 min(1, target / draft) (the clamped one under block verification), has the survival s_j as its
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
 
 FAST = 32
 SLOW = 256
+NEWEST = 8
 PRIOR = 8.0
 OPTIMISM = 0.3
 
 _BASELINE_MEMORY = 4096.0
+# Standard errors that a shorter memory must differ by, to be believed.
 _SURPRISE = 1.5
+_SHOCK = 2.5
+_LEAST_FAST = 12.0
+_NEWEST_PRIOR = 2.0
 _MOST = 0.995
 _CELL_MEMORY = 64.0
 _CELL_PRIOR = 4.0
@@ -72,6 +78,15 @@ class _Memory:
     def rate(self) -> float:
         return self.accepted / self.examined if self.examined else 0.0
 
+    def errors_above(self, other: _Memory) -> float:
+        """How many standard errors of its own it is above `other`."""
+        # Both rates are made comparable by what the baseline expected at their positions.
+        rate = other.rate
+        shift = (self.accepted - self.expected) / self.examined - (
+            rate - other.expected / other.examined
+        )
+        return shift / math.sqrt(max(rate * (1.0 - rate), 0.02) / self.examined)
+
 
 class SessionEstimate:
     """One session's deviation from a baseline: `worse` scales successes, `better` failures.
@@ -80,11 +95,12 @@ class SessionEstimate:
     about a session that never drafts. The optimism fades as it is examined.
     """
 
-    __slots__ = ("_fast", "_slow", "better", "worse")
+    __slots__ = ("_fast", "_newest", "_slow", "better", "worse")
 
     def __init__(self) -> None:
         self._fast = _Memory(FAST)
         self._slow = _Memory(SLOW)
+        self._newest = _Memory(NEWEST)
         self.worse = 1.0
         self.better = 1.0 - OPTIMISM
 
@@ -99,33 +115,30 @@ class SessionEstimate:
             return
         self._fast.add(accepted, expected, examined)
         self._slow.add(accepted, expected, examined)
-        memory = self._slow
-        if self._fast.examined >= 12.0:
-            fast, slow = self._fast.rate, self._slow.rate
-            # Both rates were made comparable by what the baseline expected at their positions.
-            shift = (fast - self._fast.expected / self._fast.examined) - (
-                slow - self._slow.expected / self._slow.examined
-            )
-            spread = math.sqrt(max(slow * (1.0 - slow), 0.02) / self._fast.examined)
-            if abs(shift) > _SURPRISE * spread:
+        self._newest.add(accepted, expected, examined)
+        memory, prior = self._slow, PRIOR
+        if self._fast.examined >= _LEAST_FAST:
+            if abs(self._fast.errors_above(memory)) > _SURPRISE:
                 memory = self._fast
-        self._compare(memory)
+            if self._newest.errors_above(memory) < -_SHOCK:
+                memory, prior = self._newest, _NEWEST_PRIOR
+        self._compare(memory, prior)
 
     def rate(self, baseline_rate: float) -> float:
         """This session's acceptance where the baseline's is `baseline_rate`."""
         return min(_MOST, 1.0 - (1.0 - baseline_rate * self.worse) * self.better)
 
-    def _compare(self, memory: _Memory) -> None:
+    def _compare(self, memory: _Memory, prior_weight: float) -> None:
         """Where less was accepted than expected, successes are scaled down; where more was,
         failures are. So every rate stays between 0 and 1, and no deviation changes nothing."""
         mean = memory.expected / memory.examined
-        prior = PRIOR * mean
+        prior = prior_weight * mean
         hope = 1.0 - OPTIMISM * PRIOR / (PRIOR + self._slow.examined)
         if memory.accepted <= memory.expected:
             self.worse = (memory.accepted + prior) / (memory.expected + prior)
             self.better = hope
         else:
-            prior = PRIOR * (1.0 - mean) + 1e-9
+            prior = prior_weight * (1.0 - mean) + 1e-9
             missed = memory.examined - memory.accepted
             self.worse = 1.0
             failures = (missed + prior) / (memory.examined - memory.expected + prior)
