@@ -120,7 +120,8 @@ class SessionEstimate:
         if self._fast.examined >= _LEAST_FAST:
             if abs(self._fast.errors_above(memory)) > _SURPRISE:
                 memory = self._fast
-            if self._newest.errors_above(memory) < -_SHOCK:
+            is_shock = self._newest.errors_above(self._slow) < -_SHOCK
+            if is_shock and self._newest.errors_above(memory) < -1.0:
                 memory, prior = self._newest, _NEWEST_PRIOR
         self._compare(memory, prior)
 
