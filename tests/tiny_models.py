@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from paceline.engine.engine import Engine
     from paceline.engine.policy import SpeculationPolicy
+    from paceline.sampling.grammar import GrammarCompiler
 
 VOCABULARY_SIZE = 64
 
@@ -84,6 +85,7 @@ def tiny_engine(
     token_budget: int = 128,
     prefix_caching: bool = True,
     policy: SpeculationPolicy | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> Engine:
     """An engine over tiny models."""
     limits = EngineLimits(
@@ -104,6 +106,7 @@ def tiny_engine(
         num_speculative_tokens=num_speculative_tokens,
         prefix_caching=prefix_caching,
         policy=policy,
+        grammars=grammars,
     )
 
 

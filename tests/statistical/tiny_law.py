@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from transformers import LlamaForCausalLM
 
+    from paceline.core.request import Grammar
     from paceline.sampling.acceptance import AcceptRule
+    from paceline.sampling.grammar import GrammarCompiler
     from tests.reference import Law
 
 VOCABULARY_SIZE = 8
@@ -102,8 +104,16 @@ def serve(
     params: SamplingParams,
     rule: AcceptRule,
     drafter: DrafterKind,
+    *,
+    grammar: Grammar | None = None,
+    grammars: GrammarCompiler | None = None,
+    stop_token_ids: frozenset[int] = frozenset(),
+    preempts: float = 0.0,
 ) -> Served:
     """Serve `number` equal requests among others that come, leave and want other things.
+
+    grammars: compiles the grammar. Only with tokens to stop at may outputs be shorter than others.
+    preempts: probability that, beside those that memory makes, a step begins with a preemption.
 
     Requests join as there is room, blocks are too few for all that run, so that some are preempted,
     and neighbours (greedy, long, cancelled half-way) disturb them.
@@ -117,6 +127,7 @@ def serve(
         block_size=2,
         max_sequences=128,
         token_budget=1024,
+        grammars=grammars,
     )
     engine._verifier._sampled_rule = rule
     dice = random.Random(0)
@@ -139,7 +150,13 @@ def serve(
             seeded = params if params.seed is None else _with_seed(params, asked)
             engine.submit(
                 Request(
-                    f"r{asked}", PROMPT, NUM_TOKENS, sampling=seeded, speculation=Speculation.ON
+                    f"r{asked}",
+                    PROMPT,
+                    NUM_TOKENS,
+                    seeded,
+                    stop_token_ids,
+                    speculation=Speculation.ON,
+                    grammar=grammar,
                 )
             )
             asked += 1
@@ -151,12 +168,17 @@ def serve(
                 neighbours += 1
         if open_neighbours and dice.random() < 0.3:
             engine.cancel(open_neighbours.pop(dice.randrange(len(open_neighbours))))
+        running = engine._scheduler.running
+        if preempts and running and dice.random() < preempts:
+            engine._scheduler._preempt(dice.choice(list(running)))
+            served.num_preempted += 1
         outputs.add(engine.step().events)
     for name, event in outputs.finished.items():
         if name.startswith("n"):
             served.num_cancelled += event.reason is FinishReason.CANCELLED
             continue
-        assert event.reason is FinishReason.LENGTH
+        may_stop = event.reason is FinishReason.STOP and stop_token_ids
+        assert event.reason is FinishReason.LENGTH or may_stop
         served.outputs.append(tuple(outputs.tokens[name]))
         _count_rounds(served, outputs.sources[name])
     return served
