@@ -43,7 +43,7 @@ def serve_command(*arguments: str) -> Iterator[str]:
         try:
             yield _address(process)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(120) == 0
+            assert process.wait(30) == 0
         finally:
             process.kill()
 

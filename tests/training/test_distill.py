@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.model.draft_folder import describe_draft, load_draft
-from paceline.training import prompts
+from paceline.training import distill, prompts
 from paceline.training.distill import Distillation, DistillOptions, DraftKind, Report
 from paceline.training.generate import GenerationOptions, OnPolicyGenerator
 from paceline.training.generation_engine import generation_engine
@@ -113,8 +113,11 @@ def test_a_draft_is_made_across_an_interruption(
 
 
 def test_training_raises_acceptance_above_the_start(
-    tiny_target: TinyTarget, tmp_path: Path
+    tiny_target: TinyTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By itself: the factor that is fitted at the end, which lifts the start too, is left out."""
+    monkeypatch.setattr(distill, "sharpen", lambda module, source, judged: None)
+
     def session(budget_s: float) -> Distillation:
         options = replace(_options(DraftKind.HEAD), budget_s=budget_s)
         return Distillation(
@@ -128,9 +131,10 @@ def test_training_raises_acceptance_above_the_start(
     # No time is left to train: this is the head as it is initialised.
     start = session(1.0).train(tmp_path / "start")
     trained = session(140.0).train(tmp_path / "trained")
-    # The start is a fit already, by regression and by the factor on its logits; on so small a
-    # target training adds about 0.02 to it.
-    assert trained.mean_acceptance > start.mean_acceptance + 0.01
+    # The start is a regression already. On so small a target training adds 0.03 to it, and 10 more
+    # of 96 greedy drafts agree at the first token, which no factor on the logits could change.
+    assert trained.mean_acceptance > start.mean_acceptance + 0.02
+    assert trained.greedy.survival[0] > start.greedy.survival[0]
 
 
 def test_a_work_folder_serves_one_kind_of_draft(tiny_target: TinyTarget, tmp_path: Path) -> None:
