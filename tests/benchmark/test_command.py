@@ -91,7 +91,8 @@ async def test_a_key_that_is_missing_is_one_line(run: Any) -> None:
         (["--plot", "chart.png"], "must end in .html or .svg"),
         (["--url", "ws://127.0.0.1:9", "--target", "x"], "leave them out"),
         (["--url", "ftp://a"], "it must be like ws://"),
-        (["--url", "ws://127.0.0.1:9", "--workload", "chat"], "does not answer"),
+        (["--url", "ws://127.0.0.1:9", "--workload", "chat"], "connection refused"),
+        (["--url", "ws://127.0.0.1:9", "--rate", "1", "--workload", "chat"], "does not answer"),
     ],
 )
 def test_a_wrong_choice_is_one_line(run: Any, arguments: list[str], said: str) -> None:

@@ -136,6 +136,26 @@ async def test_modes_take_turns_and_the_first_round_does_not_count() -> None:
 
 
 @pytest.mark.anyio
+async def test_rounds_have_prompts_of_their_own_which_all_modes_share() -> None:
+    async with serving(_answer) as server:
+        settings = Settings(
+            workloads=[CHAT],
+            loads=[ClosedLoop(1, 1)],
+            modes=[PLAIN, ADAPTIVE],
+            rounds=2,
+            max_tokens=16,
+        )
+        await compare(Server(server.http_url), settings)
+        asked = [(each.prompt_ids, each.max_new_tokens) for each in server.engine.submitted]
+    assert len(asked) == 3 * 3
+    for number in range(3):
+        warm_up, *others = asked[3 * number : 3 * number + 3]
+        assert warm_up[1] == 1, "the prompt alone"
+        assert others == [(warm_up[0], 16)] * 2
+    assert len({prompt for prompt, _ in asked}) == 3
+
+
+@pytest.mark.anyio
 async def test_an_event_loop_that_is_kept_busy_is_late() -> None:
     late: list[float] = []
     async with anyio.create_task_group() as tasks:

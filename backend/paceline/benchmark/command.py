@@ -22,6 +22,7 @@ from paceline.benchmark.report import render, render_failures, write_plot
 from paceline.benchmark.workloads import CODE_COMPLETION, NAMES, find_workload
 from paceline.core.errors import ConfigError
 from paceline_client import ConnectError
+from paceline_client.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,6 +129,10 @@ def bench_command(
 
 
 def _measure(server: Server, settings: Settings) -> list[Cell]:
+    try:
+        Endpoint.of(server.url)
+    except ValueError as error:
+        raise ConfigError(str(error), field="url") from error
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=settings.num_runs)
@@ -142,8 +147,6 @@ def _measure(server: Server, settings: Settings) -> list[Cell]:
             return anyio.run(compare, server, settings, on_run)
         except ConnectError as error:
             raise ConfigError(str(error), field="url") from error
-        except ValueError as error:
-            raise ConfigError(f"url: {error}", field="url") from error
 
 
 def _document(settings: Settings, cells: Sequence[Cell]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Runs cells, the modes in turns, so that all of them see the same machine.
 
-Each round takes the modes in a new order; the first round warms up and is not counted. Ratios are
-to plain decoding in the same round.
+Each round takes the modes in a new order, all with the same prompts; the first round warms up and
+is not counted. Ratios are to plain decoding in the same round.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from paceline.benchmark.counters import read_counters
 from paceline.benchmark.loop_latency import ping_server
-from paceline.benchmark.modes import PLAIN
+from paceline.benchmark.modes import PLAIN, ClosedLoop
 from paceline.benchmark.summary import Cell, Run
 from paceline.benchmark.traffic import Target, first_error, run_load
 from paceline_client import ConnectError
@@ -85,10 +85,13 @@ async def _compare_modes(
         order = list(settings.modes)
         source.shuffle(order)
         runs: dict[str, Run] = {}
+        first = await _next_prompts(server, settings, workload, load, number)
         for mode in order:
             on_run(f"{workload.name}, {load.name}, {mode.name}")
             tag = f"({source.getrandbits(40):x}) " if settings.is_cold else ""
-            target = Target(server.url, server.api_key, workload, mode, settings.max_tokens, tag)
+            target = Target(
+                server.url, server.api_key, workload, mode, settings.max_tokens, tag, first
+            )
             runs[mode.name] = await _run(server, load, target)
         if number == 0:
             continue
@@ -98,6 +101,19 @@ async def _compare_modes(
             if plain:
                 cells[name].ratios.append(run.tokens_per_second / plain)
     return list(cells.values())
+
+
+async def _next_prompts(
+    server: Server, settings: Settings, workload: Workload, load: Load, number: int
+) -> int:
+    """Where the texts of a round begin. In a closed loop each round has other ones, whose K/V is
+    computed first: else the mode that comes first would do that for the others."""
+    if not isinstance(load, ClosedLoop):
+        return 0
+    first = number * load.sessions * load.requests
+    if not settings.is_cold:
+        await run_load(load, Target(server.url, server.api_key, workload, PLAIN, 1, first=first))
+    return first
 
 
 async def _run(server: Server, load: Load, target: Target) -> Run:

@@ -65,7 +65,7 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where requests go and how they ask. tag: begins each prompt, so that no K/V of an earlier run
-    helps; empty leaves prompts as they are."""
+    helps; empty leaves prompts as they are. first: number of the text to begin with."""
 
     url: str
     api_key: str | None
@@ -73,6 +73,7 @@ class Target:
     mode: Mode
     max_tokens: int
     tag: str = ""
+    first: int = 0
 
 
 async def run_load(load: Load, target: Target) -> list[Answer]:
@@ -141,7 +142,7 @@ async def _poisson(load: Poisson, target: Target) -> list[Answer]:
 
 async def _ask(session: Session, target: Target, index: int, asked_at: float) -> Answer:
     workload = target.workload
-    text = target.tag + workload.texts[index % len(workload.texts)]
+    text = target.tag + workload.texts[(target.first + index) % len(workload.texts)]
     if workload.is_chat:
         stream = session.respond(
             text,
