@@ -18,9 +18,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from paceline.benchmark.line_chart import write_line_chart
 from provenance import RESULTS, write_result
 
+from paceline.benchmark.line_chart import write_line_chart
 from paceline.cache.kv_tensors import KVShape, KVTensors
 from paceline.model.batch import PackedBatch, Segment, pack
 from paceline.model.default_weights import ensure_default_target
