@@ -186,12 +186,14 @@ class AdaptivePolicy:
         self._max_depth = 16 if max_depth is None else max_depth
         self._forced_depth = forced_depth
         self._memory: tuple[int, int] | None = None
+        self._controls: dict[str, SessionControl] = {}
         self._chosen: dict[str, Choice] = {}
         self._draft_cursors: dict[str, int] = {}
         self._target_probs: dict[str, dict[int, float]] = {}
 
     def choose(self, decoding: Many[Sequence], num_prefill_rows: int) -> list[Choice]:
-        choices = [PLAIN] * len(decoding)
+        num_decoding = len(decoding)
+        choices = [PLAIN] * num_decoding
         candidates: list[Candidate] = []
         places: list[int] = []
         context = num_forced = 0
@@ -209,7 +211,7 @@ class AdaptivePolicy:
                 continue
             candidates.append(self._candidate(sequence))
             places.append(place)
-        num_logits = len(decoding) + num_forced
+        num_logits = num_decoding + num_forced
         base = StepShape(
             len(decoding),
             num_logits + num_prefill_rows,
@@ -218,7 +220,7 @@ class AdaptivePolicy:
             is_drawn,
             num_drafted=num_forced,
         )
-        decided = self.controller.decide(base, len(decoding), candidates)
+        decided = self.controller.decide(base, num_decoding, candidates)
         for place, choice in zip(places, decided, strict=True):
             choices[place] = choice
         self._chosen = {
@@ -281,7 +283,12 @@ class AdaptivePolicy:
 
     def session(self, sequence: Sequence) -> SessionControl:
         """The state of the sequence's session, which survives the sequence."""
-        return self.controller.session(sequence.request.speculation_key or sequence.request_id)
+        request = sequence.request
+        known = self._controls.get(request.request_id)
+        if known is None:
+            known = self.controller.session(request.speculation_key or request.request_id)
+            self._controls[request.request_id] = known
+        return known
 
     def acceptance(self, sequence: Sequence) -> float | None:
         if sequence.request.speculation is not Speculation.AUTO:
@@ -305,6 +312,7 @@ class AdaptivePolicy:
 
     def release(self, sequence: Sequence) -> None:
         self._chosen.pop(sequence.request_id, None)
+        self._controls.pop(sequence.request_id, None)
         self._target_probs.pop(sequence.request_id, None)
 
     def _candidate(self, sequence: Sequence) -> Candidate:
@@ -336,8 +344,8 @@ class AdaptivePolicy:
         sequence = outcome.sequence
         session = self.session(sequence)
         controller = self.controller
-        bucket = _bucket(sequence)
         if choice is not None and choice.drafter is DrafterKind.MODEL and not outcome.is_forced:
+            bucket = _bucket(sequence)
             if outcome.num_drafted:
                 controller.observe_model_round(
                     session, bucket, outcome.survival, outcome.num_passed, outcome.num_examined
@@ -347,7 +355,8 @@ class AdaptivePolicy:
                 controller.observe_probe(session, bucket, accept_probs, base, num_decoding)
         if self._ngram is not None and outcome.num_committed:
             scored = self._ngram.take_scored(sequence)
-            controller.observe_copies(session, scored, base, num_decoding)
+            if scored or session.copy_gate.gate is not Gate.ON:
+                controller.observe_copies(session, scored, base, num_decoding)
         controller.observe_tokens(session, outcome.num_committed)
         self._remember(outcome, session)
 
