@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kChunk = 256;  // keys whose scores are held at once
 constexpr int kTile = 16;    // queries computed together
-constexpr int kRows = 4;     // query rows that share a converted key or value
+constexpr int kRows = 6;     // query rows that share a loaded key or value: what registers hold
 
 struct Batch {
   int64_t num_rows, num_segments, table_width, block_size;
@@ -42,6 +42,15 @@ struct Tile {
   int64_t partial;  // index of its first partial result; -1 when one chunk is all
   int64_t num_chunks() const { return (end - begin + kChunk - 1) / kChunk; }
 };
+
+// Calls `call` with `count`, 1 to R, as a constant.
+template <int R, typename Call>
+void with_rows(int64_t count, const Call& call) {
+  if constexpr (R > 1) {
+    if (count < R) return with_rows<R - 1>(count, call);
+  }
+  call(std::integral_constant<int, R>{});
+}
 
 // Sums of four vectors, in few shuffles.
 inline Floats4 sum4(Floats a, Floats b, Floats c, Floats d) {
@@ -85,6 +94,41 @@ void score_rows(const bf16* keys, const int64_t* offsets, int64_t count, int64_t
     }
   }
 }
+
+// Whether the processor's bfloat16 dot products can score heads of this width.
+inline bool scores_in_pairs(int64_t width) {
+  return PACELINE_HAS_PRODUCTS && width % (2 * kLanes) == 0;
+}
+
+#if PACELINE_HAS_PRODUCTS
+
+// The same by dot products of pairs, for queries as they came; `scale` is applied to the sums.
+template <int R>
+void score_pairs(const bf16* keys, const int64_t* offsets, int64_t count, int64_t width,
+                 const bf16* const* queries, float scale, float* scores) {
+  for (int64_t j = 0; j < count; j += 4) {
+    __m512 total[R][4];
+    for (int r = 0; r < R; ++r)
+      for (int k = 0; k < 4; ++k) total[r][k] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += 2 * kLanes) {
+      __m512bh part[4];
+      for (int k = 0; k < 4; ++k)
+        part[k] = (__m512bh)_mm512_loadu_si512(keys + offsets[j + k] + i);
+      for (int r = 0; r < R; ++r) {
+        const __m512bh x = (__m512bh)_mm512_loadu_si512(queries[r] + i);
+        for (int k = 0; k < 4; ++k) total[r][k] = _mm512_dpbf16_ps(total[r][k], part[k], x);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      Floats4 sums = sum4((Floats)total[r][0], (Floats)total[r][1], (Floats)total[r][2],
+                          (Floats)total[r][3]) *
+                     scale;
+      std::memcpy(scores + r * kChunk + j, &sums, sizeof sums);
+    }
+  }
+}
+
+#endif
 
 // Values weighted by `R` rows of weights and summed, `C` vectors of columns at a time.
 template <int R, int C>
@@ -149,12 +193,13 @@ void attend_chunk(const Attention& a, const Tile& tile, int64_t head, int64_t ch
   const int64_t share = a.num_heads / a.num_kv_heads, rows = tile.num_queries * share;
   const int64_t begin = tile.begin + chunk * kChunk;
   const int64_t end = std::min(tile.end, begin + kChunk);
-  for (int64_t r = 0; r < rows; ++r) {
-    const bf16* source = a.query + (tile.row + r / share) * a.query_stride +
-                         (head * share + r % share) * a.width;
+  const bool in_pairs = scores_in_pairs(a.width);
+  const auto source = [&](int64_t r) {
+    return a.query + (tile.row + r / share) * a.query_stride + (head * share + r % share) * a.width;
+  };
+  for (int64_t r = 0; r < rows && !in_pairs; ++r)
     for (int64_t i = 0; i < a.width; i += kLanes)
-      store(query + r * a.width + i, load(source + i) * a.scale);
-  }
+      store(query + r * a.width + i, load(source(r) + i) * a.scale);
   int64_t offsets[kChunk];
   const int64_t count = end - begin;
   for (int64_t j = 0; j < count; ++j) {
@@ -165,30 +210,31 @@ void attend_chunk(const Attention& a, const Tile& tile, int64_t head, int64_t ch
   const int64_t padded = (count + 3) / 4 * 4;
   for (int64_t j = count; j < padded; ++j) offsets[j] = offsets[count - 1];
   for (int64_t r = 0; r < rows; r += kRows) {
-    const float* part = query + r * a.width;
+    const int64_t num_rows = std::min<int64_t>(kRows, rows - r);
     float* row = scores + r * kChunk;
-    switch (std::min<int64_t>(kRows, rows - r)) {
-      case 1: score_rows<1>(a.keys, offsets, padded, a.width, part, row); break;
-      case 2: score_rows<2>(a.keys, offsets, padded, a.width, part, row); break;
-      case 3: score_rows<3>(a.keys, offsets, padded, a.width, part, row); break;
-      default: score_rows<4>(a.keys, offsets, padded, a.width, part, row);
+#if PACELINE_HAS_PRODUCTS
+    if (in_pairs) {
+      const bf16* some[kRows];
+      for (int64_t i = 0; i < num_rows; ++i) some[i] = source(r + i);
+      with_rows<kRows>(num_rows, [&](auto n) {
+        score_pairs<n()>(a.keys, offsets, padded, a.width, some, a.scale, row);
+      });
+      continue;
     }
+#endif
+    with_rows<kRows>(num_rows, [&](auto n) {
+      score_rows<n()>(a.keys, offsets, padded, a.width, query + r * a.width, row);
+    });
   }
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t position = tile.first + r / share;
     const int64_t low = a.window > 0 ? position - a.window + 1 - begin : 0;
     soften(scores + r * kChunk, count, low, position + 1 - begin, largest + r, total + r);
   }
-  for (int64_t r = 0; r < rows; r += kRows) {
-    const float* row = scores + r * kChunk;
-    float* part = out + r * a.width;
-    switch (std::min<int64_t>(kRows, rows - r)) {
-      case 1: weigh_rows<1>(a.values, offsets, count, a.width, row, part); break;
-      case 2: weigh_rows<2>(a.values, offsets, count, a.width, row, part); break;
-      case 3: weigh_rows<3>(a.values, offsets, count, a.width, row, part); break;
-      default: weigh_rows<4>(a.values, offsets, count, a.width, row, part);
-    }
-  }
+  for (int64_t r = 0; r < rows; r += kRows)
+    with_rows<kRows>(std::min<int64_t>(kRows, rows - r), [&](auto n) {
+      weigh_rows<n()>(a.values, offsets, count, a.width, scores + r * kChunk, out + r * a.width);
+    });
 }
 
 // Joins a row's chunks: out = sum of e^(largest - top) * part, over the same sum of totals.

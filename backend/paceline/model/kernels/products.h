@@ -7,13 +7,6 @@
 
 #include "vectors.h"
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#define PACELINE_HAS_PRODUCTS 1
-#else
-#define PACELINE_HAS_PRODUCTS 0
-#endif
-
 namespace {
 
 constexpr int kBlock = 2 * kLanes;  // outputs in a block

@@ -7,6 +7,13 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#define PACELINE_HAS_PRODUCTS 1
+#else
+#define PACELINE_HAS_PRODUCTS 0
+#endif
+
 namespace {
 
 using bf16 = uint16_t;
