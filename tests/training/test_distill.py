@@ -134,7 +134,8 @@ def test_training_raises_acceptance_above_the_start(
     # The start is a regression already. On so small a target training adds 0.03 to it, and 10 more
     # of 96 greedy drafts agree at the first token, which no factor on the logits could change.
     assert trained.mean_acceptance > start.mean_acceptance + 0.02
-    assert trained.greedy is not None and start.greedy is not None
+    assert trained.greedy is not None
+    assert start.greedy is not None
     assert trained.greedy.survival[0] > start.greedy.survival[0]
 
 
