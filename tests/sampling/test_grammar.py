@@ -135,6 +135,15 @@ def test_only_committed_tokens_advance(matcher: LLMatcher) -> None:
     assert constraint.forced(5) == ()
 
 
+def test_a_matcher_that_gives_up_fails_the_request(matcher: LLMatcher) -> None:
+    """It must not look like the end of an output, after which anything goes."""
+    constraint = _constraint(matcher)
+    constraint.advance((2,))  # no output of the language begins so
+    edited = apply_edits(torch.zeros(1, SIZE), constraint.fork(()))
+    assert not torch.isfinite(edited).any()
+    assert constraint.forced(5) == ()
+
+
 def test_impossible_drafts_do_no_harm(matcher: LLMatcher) -> None:
     constraint = _constraint(matcher)
     edits = constraint.fork((2, 0, 1))
@@ -263,6 +272,15 @@ class TestCompiler:
             (GrammarKind.JSON_SCHEMA, "{", "EOF"),
             (GrammarKind.JSON_SCHEMA, '{"not": {}}', "not"),
             (GrammarKind.JSON_SCHEMA, '{"type": "kangaroo"}', "kangaroo"),
+            (GrammarKind.JSON_SCHEMA, '{"$ref": "#"}', "no output follows"),
+            (
+                GrammarKind.JSON_SCHEMA,
+                '{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}',
+                "Too many items",
+            ),
+            (GrammarKind.LARK, "start: start", "no output follows"),
+            (GrammarKind.REGEX, "[a&&b]", "no output follows"),
+            (GrammarKind.REGEX, "a{1000000}", "too many expressions"),
         ],
     )
     def test_wrong_grammars_say_why(
@@ -271,6 +289,11 @@ class TestCompiler:
         with pytest.raises(RequestError, match=why) as caught:
             compiler.compile(Grammar(kind, text))
         assert caught.value.field == "grammar"
+
+    @pytest.mark.parametrize("text", ["", "a|b", "(ab)*", "a{200}"])
+    def test_short_and_long_ones_are_taken(self, compiler: GrammarCompiler, text: str) -> None:
+        constraint = compiler.constraint(Grammar(GrammarKind.REGEX, text))
+        assert constraint.fork(()).allowed.bits.any()
 
     def test_one_grammar_serves_many_sequences(self, compiler: GrammarCompiler) -> None:
         grammar = Grammar(GrammarKind.LARK, 'start: "yes" | "no"')

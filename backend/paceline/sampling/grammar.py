@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _MAX_CACHED = 64
+# Tokens at the beginning of an output that are tried when a grammar is compiled.
+_NUM_PROBED = 3
 _JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -87,8 +89,7 @@ class GrammarCompiler:
                 )
             tokenizer = self._tokenizer
         matcher = LLMatcher(tokenizer, _serialized(grammar), log_level=0)
-        if matcher.is_error():
-            raise _wrong(matcher.get_error())
+        _require_a_beginning(matcher)
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > _MAX_CACHED:
@@ -106,6 +107,7 @@ class GrammarConstraint:
         self._num_words = -(-vocabulary_size // 32)
         self._eos_token_ids = eos_token_ids
         self._has_ended = False
+        self._is_broken = False
 
     def fork(self, drafted: Sequence[int], first: int = 0) -> RowEdits:
         """See `RowConstraint.fork`. A row behind an impossible or a last token has no mask: it
@@ -119,14 +121,17 @@ class GrammarConstraint:
         for place in range(len(drafted) + 1):
             if place >= first:
                 mask = bits[len(rows)]
-                # One that gave up on a grammar without measure allows nothing: the request fails.
-                if not matcher.is_error():
+                if not self._is_broken and not matcher.is_error():
                     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+                if self._is_broken or matcher.is_error():
+                    # It gave up on a grammar without measure, and would let the output end here. A
+                    # row without any possible token fails the request instead.
+                    mask[:] = 0
                 rows.append(place - first)
             if place == len(drafted) or not self._consume(drafted[place]):
                 break
             num_consumed += 1
-        if num_consumed:
+        if num_consumed and not matcher.is_error():
             matcher.rollback(num_consumed)
         count = len(rows)
         return RowEdits(allowed=AllowedTokens(np.array(rows, dtype=np.int64), bits[:count]))
@@ -134,13 +139,17 @@ class GrammarConstraint:
     def advance(self, committed: Sequence[int]) -> None:
         """See `RowConstraint.advance`."""
         for token_id in committed:
-            if self._has_ended or not self._consume(token_id):
+            if self._has_ended or token_id in self._eos_token_ids:
                 self._has_ended = True
+                return
+            if not self._consume(token_id):
+                # What the mask allowed can be refused only by a matcher that gave up.
+                self._is_broken = True
                 return
 
     def forced(self, limit: int) -> tuple[int, ...]:
         """See `RowConstraint.forced`."""
-        if self._has_ended or limit <= 0 or self._matcher.is_stopped():
+        if self._has_ended or self._is_broken or limit <= 0 or self._matcher.is_stopped():
             return ()
         tokens = self._matcher.compute_ff_tokens()
         return tuple(tokens[:limit])
@@ -150,6 +159,27 @@ class GrammarConstraint:
         if token_id in self._eos_token_ids:
             return False
         return self._matcher.try_consume_tokens([token_id]) == 1
+
+
+def _require_a_beginning(matcher: LLMatcher) -> None:
+    """Raises RequestError for a grammar that is wrong, that no output follows, or whose beginning
+    is already too much for the engine: what would come to light at the first tokens only."""
+    probe = matcher.deep_copy()
+    for _ in range(_NUM_PROBED):
+        if probe.is_stopped():
+            break
+        # Masks find what nothing follows; tokens, forced ones first, what goes round in circles.
+        allowed = np.frombuffer(probe.compute_bitmask(), dtype=np.uint8)
+        possible = np.flatnonzero(np.unpackbits(allowed, bitorder="little"))
+        forced = probe.compute_ff_tokens()
+        if probe.is_error() or not probe.try_consume_tokens(forced[:1] or [int(possible[0])]):
+            break
+    if probe.is_error():
+        # Behind the reason stands the engine's inner state, which tells a user nothing.
+        reason = probe.get_error().partition("<state>")[0].strip()
+        if reason == "NoExtensionBias":
+            reason = "no output follows it"
+        raise _wrong(reason)
 
 
 def _serialized(grammar: Grammar) -> str:
