@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
 ROOT = Path(__file__).parents[2]
@@ -24,10 +24,13 @@ LANGUAGE_SERVER = [sys.executable, "-c", "from paceline.cli import main; main()"
 
 
 class Neovim:
-    """Use as a context manager. settings: those of the language server."""
+    """Use as a context manager. command: starts the language server. settings: those of it."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, command: Sequence[str] = LANGUAGE_SERVER, **settings: Any
+    ) -> None:
         self._folder = folder
+        self._command = list(command)
         self._settings = settings
         self._number = 0
 
@@ -51,7 +54,7 @@ class Neovim:
         )
         self.lua(
             "require('paceline').setup({ cmd = ..., settings = select(2, ...) })",
-            LANGUAGE_SERVER,
+            self._command,
             self._settings,
         )
         return self

@@ -208,6 +208,17 @@ def test_no_server_is_told_in_the_status(tmp_path: Path) -> None:
         assert editor.ghost is None
 
 
+def test_a_missing_program_is_told_once(tmp_path: Path) -> None:
+    with Neovim(tmp_path, command=["no-such-program"], url="ws://127.0.0.1:9") as editor:
+        editor.lua("told = {}; vim.notify = function(text) table.insert(told, text) end")
+        for name in ("a.py", "b.py"):
+            editor.edit(name, "x|")
+            editor.input("y")
+        assert editor.status["kind"] == "error"
+        assert "no program no-such-program" in editor.status["message"]
+        assert editor.lua("return told") == [editor.status["message"]]
+
+
 # Before SmolLM2
 
 

@@ -338,6 +338,22 @@ local function client_config()
   }
 end
 
+local is_missing_told = false
+
+-- Neovim would complain at every buffer and every key; once is enough.
+local function is_installed()
+  if vim.fn.executable(config.cmd[1]) == 1 then
+    return true
+  end
+  local message = ("paceline: no program %s; set `cmd` to the path of yours"):format(config.cmd[1])
+  M.status = { kind = "error", busy = false, message = message }
+  if not is_missing_told then
+    is_missing_told = true
+    vim.notify(message, vim.log.levels.ERROR)
+  end
+  return false
+end
+
 --- Have completions in a buffer, the current one by default.
 function M.attach(buffer)
   buffer = buffer or vim.api.nvim_get_current_buf()
@@ -345,6 +361,9 @@ function M.attach(buffer)
     return
   end
   if not get_client() then
+    if not is_installed() then
+      return
+    end
     local start = vim.fn.has("nvim-0.11") == 1 and vim.lsp.start or vim.lsp.start_client
     client_id = start(client_config(), { attach = false })
     if not client_id then
