@@ -67,7 +67,7 @@ async def talk(url: str, until: float) -> int:
 
 
 async def phase(url: str, seconds: float, *, reads: bool) -> dict[str, Any]:
-    """Tokens a second of the four together, and how the fifth ended if it was closed."""
+    """Tokens a second of the four together."""
     connection = await silent(url)
     await connection.send(json.dumps(LONG))
     reader = asyncio.create_task(keep_reading(connection)) if reads else None
@@ -105,6 +105,7 @@ def main() -> None:
     ratio = rates[False] / rates[True]
     print(f"beside a reader {rates[True]:.1f}, a silent client {rates[False]:.1f}: {ratio:.3f}x")
     command = "python ops/bench/slow_reader.py"
+    command += f" --phases {arguments.phases} --seconds {arguments.seconds:g}"
     path = write_result("slow_reader", command, {"phases": phases, "ratio": ratio})
     print(f"written to {path}")
 

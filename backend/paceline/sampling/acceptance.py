@@ -254,16 +254,7 @@ def settle(
         device = target.weights.device
         noise = (torch.from_numpy(part).to(device) for part in (accept, residual, bonus))
         return draw(acceptance_law(target, drafted, is_block), *noise)
-    accepted, token, source, examined, passed = map(torch.from_numpy, settled.counts)
-    return Acceptance(
-        accepted,
-        token,
-        source,
-        examined,
-        passed,
-        torch.from_numpy(settled.survival),
-        torch.from_numpy(settled.next_prob),
-    )
+    return Acceptance(*settled)
 
 
 def matching_acceptance(samples: Tensor, drafted: Drafted, target: Rows | None) -> Acceptance:

@@ -7,7 +7,6 @@ operations.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -217,15 +216,6 @@ def inverse_cdf_of(weights: Tensor, uniforms: Tensor) -> Tensor | None:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The arrays of an `acceptance.Acceptance`: counts int64 [5, B] in its order, and the rest."""
-
-    counts: npt.NDArray[np.int64]
-    survival: npt.NDArray[np.float64]
-    next_prob: npt.NDArray[np.float64]
-
-
 def settle_rounds(
     target: Rows,
     drafted: Drafted,
@@ -233,8 +223,9 @@ def settle_rounds(
     accept: npt.NDArray[np.float64],
     residual: npt.NDArray[np.float64],
     bonus: npt.NDArray[np.float64],
-) -> Settled | None:
-    """`acceptance.draw` of the `acceptance_law` of these arguments, in one pass a sequence."""
+) -> tuple[Tensor, ...] | None:
+    """`acceptance.draw` of the `acceptance_law` of these arguments, in one pass a sequence: the
+    fields of an `Acceptance` in their order."""
     library = None if target.weights.is_cuda else _library()
     if library is None:
         return None
@@ -273,4 +264,4 @@ def settle_rounds(
         next_prob.ctypes.data,
     )
     library.paceline_settle(ctypes.addressof(round_), torch.get_num_threads())
-    return Settled(counts, survival, next_prob)
+    return tuple(torch.from_numpy(part) for part in (*counts, survival, next_prob))
