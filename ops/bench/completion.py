@@ -17,25 +17,21 @@ import argparse
 import asyncio
 import contextlib
 import os
-import re
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("", "backend", "protocol", "clients/python", "clients/lsp")
 sys.path[:0] = [str(ROOT / each) for each in PACKAGES]
 
 from ops.bench.provenance import write_result  # noqa: E402
+from paceline.benchmark.own_server import own_server  # noqa: E402
 from paceline_client import connect  # noqa: E402
 
 MIN_PREFIX_TOKENS = 1500
@@ -196,29 +192,6 @@ async def _count_tokens(url: str, text: str) -> int:
     return response.usage.input_tokens
 
 
-@contextlib.contextmanager
-def serving() -> Iterator[str]:
-    """`paceline serve` with the default pair, in a process of its own."""
-    command = [sys.executable, "-c", "from paceline.cli import main; main()", "serve"]
-    with subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", "0", "--log-level", "warning"],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if found := re.search(r"http://\S+", line):
-                    yield found.group()
-                    break
-            else:
-                raise SystemExit("the server ended before it served")
-            process.terminate()
-            process.wait(30)
-        finally:
-            process.kill()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", help="a running server; its cache must have room")
@@ -232,7 +205,7 @@ def main() -> int:
         parser.error("--rounds must be 2 or more and --keystrokes 1 or more")
     os.environ["PYTHONPATH"] = ":".join(sys.path)
     with contextlib.ExitStack() as stack:
-        url = options.url or stack.enter_context(serving())
+        url = options.url or stack.enter_context(own_server(()))
         result = asyncio.run(run(url, options))
     for name, row in result["milliseconds"].items():
         print(f"{name:10} p50 {row['p50']:7.0f} ms   p95 {row['p95']:7.0f} ms   n {row['count']}")

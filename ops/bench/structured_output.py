@@ -15,11 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
-import re
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -33,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backend"), str(ROOT / "protocol")]
 from websockets.asyncio.client import ClientConnection, connect  # noqa: E402
 
 from ops.bench.provenance import write_result  # noqa: E402
+from paceline.benchmark.own_server import own_server  # noqa: E402
 from paceline.composition import build_engine, check_models, facts_of, plan_for  # noqa: E402
 from paceline.core.config import ServeConfig, resolve  # noqa: E402
 from paceline.core.events import FinishEvent, FinishReason  # noqa: E402
@@ -49,7 +46,7 @@ from paceline.model.chat import ChatMessage  # noqa: E402
 from paceline.sampling.grammar import GrammarConstraint  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from paceline.engine.engine import Engine
     from paceline.model.tokenizer import TextCodec
@@ -370,34 +367,10 @@ async def _conversation(url: str, name: str) -> list[Turn]:
         return turns
 
 
-@contextlib.contextmanager
-def _server() -> Iterator[str]:
-    command = [sys.executable, "-c", "from paceline.cli import main; main()", "serve"]
-    command += ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning"]
-    with subprocess.Popen(
-        [*command, "--drafter", "none", "--kv-memory", "1GiB"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path[:3])},
-    ) as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if found := re.search(r"http://\S+", line):
-                    yield found.group()
-                    break
-            else:
-                raise SystemExit("the server ended before it served")
-            process.terminate()
-            process.wait(60)
-        finally:
-            process.kill()
-
-
 def measure_tools(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Whether each turn finds what came before, and how long it waits for its first text."""
     conversations = []
-    with _server() as url:
+    with own_server(["--drafter", "none", "--kv-memory", "1GiB"]) as url:
         for number in range(options.rounds + 1):
             turns = asyncio.run(_conversation(url, f"{number} of {time.time_ns()}"))
             if number:
