@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from paceline_protocol.events import (
     SourcedToken,
     TelemetrySample,
 )
-from paceline_protocol.items import OutputMessage, OutputText
+from paceline_protocol.items import Logprob, OutputMessage, OutputText, TopLogprob
 from paceline_protocol.responses import Response
 
 
@@ -130,6 +131,35 @@ def test_waiting_text_costs_its_bytes_and_not_an_object_for_each_step() -> None:
     (event,) = _take_all(outbox)
     assert isinstance(event, OutputTextDelta)
     assert event.delta == "word " * 10_000
+
+
+_ALTERNATIVES = [TopLogprob(token="\x00", logprob=-12.345678901234567, bytes=[0])] * 20
+_DELTAS = {
+    "escaped text": _delta("a", "\x00" * 3000),
+    "wide text": _delta("a", "\U0001f600" * 3000),
+    "tokens": _delta("a", "\x00", [SourcedToken(id=49151, text="\x00", source="accepted")]),
+    "logprobs": msgspec.structs.replace(
+        _delta("a", "\x00"),
+        logprobs=[Logprob(token="\x00", logprob=-1.25, bytes=[0], top_logprobs=_ALTERNATIVES)],
+    ),
+}
+
+
+@pytest.mark.parametrize("delta", _DELTAS.values(), ids=_DELTAS)
+def test_a_delta_that_waited_long_still_fits_a_frame_that_every_client_takes(
+    delta: OutputTextDelta,
+) -> None:
+    outbox = Outbox(1 << 30)
+    for _ in range(2000):
+        outbox.put(delta, "a")
+    events = _take_all(outbox)
+    assert outbox.num_bytes == 0
+    assert 1 < len(events) < 200
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if isinstance(event, OutputTextDelta)) == (
+        delta.delta * 2000
+    )
+    assert max(len(msgspec.json.encode(event)) for event in events) < 2**20
 
 
 def test_tokens_of_merged_deltas_are_joined() -> None:

@@ -101,7 +101,7 @@ class MaskedLaw(ExactLaw):
             self._logits[prefix] = kept
 
 
-def _serve(params: SamplingParams, number: int = NUMBER) -> Served:
+def _serve(params: SamplingParams, number: int = NUMBER, *, may_fail: bool = False) -> Served:
     served = serve(
         number,
         params,
@@ -111,6 +111,7 @@ def _serve(params: SamplingParams, number: int = NUMBER) -> Served:
         grammars=GrammarCompiler(_vocabulary, [END]),
         stop_token_ids=frozenset({END}),
         preempts=0.5,
+        may_fail=may_fail,
     )
     rest = [END] * (NUM_TOKENS + 1)
     served.outputs = [(*output, *rest)[: NUM_TOKENS + 1] for output in served.outputs]
@@ -171,5 +172,6 @@ def test_masks_that_let_through_too_much_are_noticed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(GrammarConstraint, "fork", wide)
     exact = MaskedLaw(SamplingParams(), MEASURED)
-    served = _serve(SamplingParams(), 3000)
+    # A token that the grammar refuses is committed first, and fails its request then.
+    served = _serve(SamplingParams(), 3000, may_fail=True)
     assert chi_square(served.counts(0, MEASURED), exact.law(MEASURED)) < REJECT

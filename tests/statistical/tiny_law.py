@@ -109,11 +109,13 @@ def serve(
     grammars: GrammarCompiler | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
     preempts: float = 0.0,
+    may_fail: bool = False,
 ) -> Served:
     """Serve `number` equal requests among others that come, leave and want other things.
 
     grammars: compiles the grammar. Only with tokens to stop at may outputs be shorter than others.
     preempts: probability that, beside those that memory makes, a step begins with a preemption.
+    may_fail: outputs that an error ended count with the tokens that they have.
 
     Requests join as there is room, blocks are too few for all that run, so that some are preempted,
     and neighbours (greedy, long, cancelled half-way) disturb them.
@@ -178,7 +180,8 @@ def serve(
             served.num_cancelled += event.reason is FinishReason.CANCELLED
             continue
         may_stop = event.reason is FinishReason.STOP and stop_token_ids
-        assert event.reason is FinishReason.LENGTH or may_stop
+        has_failed = event.reason is FinishReason.ERROR and may_fail
+        assert event.reason is FinishReason.LENGTH or may_stop or has_failed
         served.outputs.append(tuple(outputs.tokens[name]))
         _count_rounds(served, outputs.sources[name])
     return served

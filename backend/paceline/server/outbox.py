@@ -4,8 +4,9 @@
                      [ one latest sample per telemetry scope ]
 
 * A delta is appended to the last waiting delta of its item, if nothing of that response came
-  between. Responses in other lanes don't stand in the way, so what a slow reader costs grows
-  with the number of its responses, not with the number of steps.
+  between and it stays small enough for one frame: many clients refuse one of more than 1 MiB.
+  Responses in other lanes don't stand in the way, so what a slow reader costs grows with the
+  number of its responses, not with the number of steps.
 * Sequence numbers are given out by `take`, after merging: gapless per response, in writing order.
 * Lifecycle events are never dropped. Telemetry is: only the latest sample of a scope waits.
 * Over `max_bytes` the reader is hopeless and `is_over_limit` says so; the shell then cuts it off.
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 EVENT_OVERHEAD_BYTES = 400
 _MAX_PARTS = 64
+MAX_DELTA_BYTES = 64 * 1024
+"""Of one delta that waits, by `_weight`. As JSON with everything escaped it is at most six times as
+long, well under what clients take by default."""
 TERMINAL_EVENTS = (ResponseCompleted, ResponseIncomplete, ResponseFailed)
 Delta = OutputTextDelta | FunctionCallArgumentsDelta | ReasoningTextDelta
 
@@ -78,11 +82,13 @@ class Outbox:
         if isinstance(event, Delta) and response_id is not None:
             last = self._last.get(response_id)
             if last is not None and last.deltas and last.deltas[0].item_id == event.item_id:
-                last.deltas.append(event)
-                last.num_bytes += num_bytes
-                if len(last.deltas) == _MAX_PARTS:
-                    self._compact(last)
-                return
+                if last.num_bytes + num_bytes <= MAX_DELTA_BYTES:
+                    last.deltas.append(event)
+                    last.num_bytes += num_bytes
+                    if len(last.deltas) == _MAX_PARTS:
+                        self._compact(last)
+                    return
+                self._compact(last)
             waiting = _Waiting(event, response_id, num_bytes, [event])
         else:
             waiting = _Waiting(event, response_id, num_bytes)
@@ -164,7 +170,8 @@ def _weight(event: ServerEvent) -> int:
     match event:
         case OutputTextDelta():
             num_tokens = 0 if event.paceline is UNSET else len(event.paceline.tokens)
-            return len(event.delta) + 64 * (1 + num_tokens + len(event.logprobs))
+            num_logprobs = sum(1 + len(each.top_logprobs) for each in event.logprobs)
+            return len(event.delta) + 64 * (1 + num_tokens + num_logprobs)
         case FunctionCallArgumentsDelta() | ReasoningTextDelta():
             return len(event.delta) + 64
         case OutputTextDone() | ReasoningTextDone():
