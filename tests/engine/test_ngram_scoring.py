@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from paceline.core.request import DrafterKind, Request, SamplingParams
 from paceline.engine.drafters.ngram import MAX_TOKENS, NgramDrafter, NgramIndex
 from paceline.engine.plan import Outcome
@@ -30,6 +33,21 @@ def test_a_match_is_the_longest_suffix_and_counts_up_to_16() -> None:
     assert NgramIndex().match([1], 1) == (0, 0)
 
 
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=34))
+def test_a_match_is_the_one_that_a_plain_search_finds(tokens: list[int]) -> None:
+    index = NgramIndex()
+    for total in range(1, len(tokens) + 1):
+        best = (0, 0)
+        for end in range(2, total):
+            size = 0
+            while size < min(16, end) and tokens[end - size - 1] == tokens[total - size - 1]:
+                size += 1
+            if size >= 2 and min(size, 5) >= min(best[1], 5):
+                best = (end, size)
+        index.extend(tokens[:total])
+        assert index.match(tokens, total) == best
+
+
 def test_scores_say_what_was_foretold() -> None:
     index = NgramIndex()
     tokens = [5, 6, 7, 8, 5, 6]
@@ -49,7 +67,8 @@ def test_scoring_leaves_the_index_as_extending_does() -> None:
         tokens += [rng.randrange(4) for _ in range(rng.randint(1, 4))]
         scored.score(tokens)
     extended.extend(tokens)
-    assert scored._ends == extended._ends
+    assert scored._latest == extended._latest
+    assert scored._earlier == extended._earlier
     assert scored._num_indexed == extended._num_indexed
 
 

@@ -97,6 +97,7 @@ class Sequence:
         constraint: RowConstraint | None = None,
     ) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.status = SequenceStatus.WAITING
         self.token_ids: list[int] = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
@@ -118,10 +119,6 @@ class Sequence:
         self.arrived_at = arrived_at
         self.started_at: float | None = None
         self.first_token_at: float | None = None
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
 
     @property
     def num_tokens(self) -> int:

@@ -21,49 +21,56 @@ if TYPE_CHECKING:
     from paceline.engine.sequence import Sequence
 
 MAX_TOKENS = 16
-_LONGEST = 5
 _SHORTEST = 2
+_LONGEST = 5
 _LONG = 16
+_MAX_TRIED = 32
 
 
 class NgramIndex:
-    """Where each n-gram of a growing token list last ended, for every n from shortest to longest.
+    """Where each pair of a growing token list ended, the latest first.
 
-    Incremental: `extend` visits each token once. The n-grams that end at the very end of the list
-    are not entered yet, so that a look-up finds an earlier occurrence, never itself.
+    Incremental: every token is entered once, as the end of one pair, and points to the end of the
+    same pair before it; longer matches are found by walking back along these. The pair at the very
+    end of the list is not entered yet, so that a look-up finds an earlier occurrence, never itself.
     """
 
-    def __init__(self, shortest: int = _SHORTEST, longest: int = _LONGEST) -> None:
-        self._shortest = shortest
-        self._longest = longest
-        self._ends: dict[tuple[int, ...], int] = {}
+    def __init__(self) -> None:
+        self._latest: dict[tuple[int, int], int] = {}
+        self._earlier = [0, 0]
         self._num_indexed = 0
+        self._last_match = (0, 0, (0, 0))
 
     def extend(self, token_ids: Many[int]) -> None:
-        """Enter all n-grams that end before the last token of the grown list."""
+        """Enter all pairs that end before the last token of the grown list."""
         for end in range(self._num_indexed + 1, len(token_ids)):
             self._enter(token_ids, end)
 
     def match(self, token_ids: Many[int], total: int) -> tuple[int, int]:
         """The longest suffix of the first `total` tokens that is indexed: where its most recent
-        occurrence ended, and its length (up to 16; longer ones are as good). (0, 0) without one."""
-        shortest = self._shortest
-        if total < shortest:
+        occurrence ended, and its length (up to 16). From 5 tokens on the most recent occurrence
+        counts and not the longest; of a pair that is everywhere only the latest ones are tried.
+        (0, 0) without one."""
+        last_total, last_indexed, last_found = self._last_match
+        if total == last_total and self._num_indexed == last_indexed:
+            return last_found  # offered, then proposed, then scored: one walk for the three
+        if total < _SHORTEST:
             return 0, 0
-        # What has no short match has no long one, and most text has none at all.
-        last = self._ends.get(tuple(token_ids[total - shortest : total]))
-        if last is None:
-            return 0, 0
-        for size in range(min(self._longest, total), shortest - 1, -1):
-            start = (
-                last if size == shortest else self._ends.get(tuple(token_ids[total - size : total]))
-            )
-            if start is not None:
-                limit = min(_LONG, start)
-                while size < limit and token_ids[start - size - 1] == token_ids[total - size - 1]:
-                    size += 1
-                return start, size
-        return 0, 0
+        end = self._latest.get((token_ids[total - 2], token_ids[total - 1]), 0)
+        found = longest = 0
+        for _ in range(_MAX_TRIED):
+            if not end:
+                break
+            size, limit = _SHORTEST, min(_LONG, end)
+            while size < limit and token_ids[end - size - 1] == token_ids[total - size - 1]:
+                size += 1
+            if size > longest:
+                found, longest = end, size
+                if size >= _LONGEST:
+                    break
+            end = self._earlier[end]
+        self._last_match = (total, self._num_indexed, (found, longest))
+        return found, longest
 
     def continuation(self, token_ids: Many[int], count: int) -> tuple[int, ...]:
         """Up to `count` tokens that followed the longest indexed suffix; () without a match.
@@ -90,9 +97,11 @@ class NgramIndex:
         return scored
 
     def _enter(self, token_ids: Many[int], end: int) -> None:
-        for size in range(self._shortest, min(self._longest, end) + 1):
-            self._ends[tuple(token_ids[end - size : end])] = end
         self._num_indexed = end
+        if end >= _SHORTEST:
+            pair = (token_ids[end - 2], token_ids[end - 1])
+            self._earlier.append(self._latest.get(pair, 0))
+            self._latest[pair] = end
 
 
 class NgramDrafter:
