@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.core.native_library import build_library
+from paceline.core.native_library import build_library, open_library
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,3 +51,15 @@ def test_a_source_that_does_not_compile_is_reported(
     source.write_text("this is no C++\n", encoding="utf-8")
     assert build_library(source) is None
     assert "answer.cpp cannot be built" in caplog.text
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_damaged_library_is_built_again(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = build_library(source)
+    assert path is not None
+    path.write_bytes(b"damaged")
+    library = open_library(source, {"answer": ()})
+    assert library is not None
+    library.answer.restype = ctypes.c_int
+    assert library.answer() == 42
+    assert "cannot be loaded" in caplog.text

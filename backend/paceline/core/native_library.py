@@ -6,6 +6,7 @@ there is none.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -14,17 +15,60 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.cache_folder import cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    Functions = Mapping[str, Sequence[type[ctypes._SimpleCData[Any]]]]
+
+POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
 FLOAT_FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
 _BUILD_SECONDS = 120
 _log = logging.getLogger(__name__)
+
+
+def open_library(
+    source: Path,
+    functions: Functions,
+    *,
+    headers: Sequence[Path] = (),
+    flags: Sequence[str] = FLOAT_FLAGS,
+) -> ctypes.CDLL | None:
+    """The library of one source file, as of `build_library`, open; None, with a line in the log,
+    where it cannot be built or loaded.
+
+    functions: what is called of it, by name, with the types of the arguments. They return nothing.
+    """
+    path = build_library(source, headers=headers, flags=flags)
+    if path is None:
+        return None
+    library = _opened(path)
+    if library is None:  # damaged on the disk, or of another machine
+        path.unlink(missing_ok=True)
+        path = build_library(source, headers=headers, flags=flags)
+        library = None if path is None else _opened(path)
+    if library is not None:
+        declare(library, functions)
+    return library
+
+
+def _opened(path: Path) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        _log.warning("%s cannot be loaded: %s", path, error)
+        return None
+
+
+def declare(library: ctypes.CDLL, functions: Functions) -> None:
+    """Says what these functions of an open library take, and that they return nothing."""
+    for name, types in functions.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = tuple(types), None
 
 
 def build_library(

@@ -6,28 +6,32 @@ torch's own operations.
 
 from __future__ import annotations
 
-import ctypes
-import logging
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.native_library import build_library
+from paceline.core.native_library import FLOAT, INT, LONG, POINTER, declare, open_library
 
 if TYPE_CHECKING:
+    import ctypes
+
     from torch import Tensor
 
 _FOLDER = Path(__file__).with_name("kernels")
 _SOURCE = _FOLDER / "kernels.cpp"
 _FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
-_log = logging.getLogger(__name__)
-
-_POINTER = ctypes.c_void_p
-_LONG = ctypes.c_int64
-_FLOAT = ctypes.c_float
-_INT = ctypes.c_int
+_FUNCTIONS = {
+    "paceline_norm": (*(POINTER,) * 4, FLOAT, LONG, LONG, POINTER, INT),
+    "paceline_rotate": (POINTER, LONG, *(POINTER,) * 3, FLOAT, *(LONG,) * 3, INT),
+    "paceline_silu_mul": (POINTER, LONG, LONG, POINTER, INT),
+    "paceline_attend": (*(POINTER,) * 5, *(LONG,) * 4, FLOAT, LONG, POINTER, INT),
+}
+_PRODUCTS = {
+    "paceline_product": (POINTER, POINTER, LONG, INT, POINTER, INT),
+    "paceline_layer": (*(POINTER,) * 7, INT),
+}
 
 
 class Kernels:
@@ -37,47 +41,16 @@ class Kernels:
     `paceline_layer`, for `native_layer`; there if `has_products`.
     """
 
-    def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+    def __init__(self, library: ctypes.CDLL) -> None:
         self._norm = library.paceline_norm
-        self._norm.argtypes = (
-            *(_POINTER,) * 4,
-            _FLOAT,
-            _LONG,
-            _LONG,
-            _POINTER,
-            _INT,
-        )
         self._rotate = library.paceline_rotate
-        self._rotate.argtypes = (
-            _POINTER,
-            _LONG,
-            *(_POINTER,) * 3,
-            _FLOAT,
-            *(_LONG,) * 3,
-            _INT,
-        )
         self._silu_mul = library.paceline_silu_mul
-        self._silu_mul.argtypes = (_POINTER, _LONG, _LONG, _POINTER, _INT)
         self.attend = library.paceline_attend
-        self.attend.argtypes = (
-            *(_POINTER,) * 5,
-            *(_LONG,) * 4,
-            _FLOAT,
-            _LONG,
-            _POINTER,
-            _INT,
-        )
-        functions = [self._norm, self._rotate, self._silu_mul, self.attend]
         self.has_products = bool(library.paceline_has_products())
         if self.has_products:
+            declare(library, _PRODUCTS)
             self.product = library.paceline_product
-            self.product.argtypes = (_POINTER, _POINTER, _LONG, _INT, _POINTER, _INT)
             self.layer = library.paceline_layer
-            self.layer.argtypes = (*(_POINTER,) * 7, _INT)
-            functions += [self.product, self.layer]
-        for function in functions:
-            function.restype = None
         # The library shares torch's OpenMP threads, so it takes as many as torch does.
         self.num_threads = torch.get_num_threads()
 
@@ -146,11 +119,6 @@ class Kernels:
 def load_kernels() -> Kernels | None:
     """The kernels for this machine, built now if they are not in the cache (some seconds, once);
     None, with a line in the log, where they cannot be built."""
-    path = build_library(_SOURCE, headers=sorted(_FOLDER.glob("*.h")), flags=_FLAGS)
-    if path is None:
-        return None
-    try:
-        return Kernels(path)
-    except OSError as error:
-        _log.warning("%s cannot be loaded, torch's operations are used: %s", path, error)
-        return None
+    headers = sorted(_FOLDER.glob("*.h"))
+    library = open_library(_SOURCE, _FUNCTIONS, headers=headers, flags=_FLAGS)
+    return None if library is None else Kernels(library)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.native_library import build_library
+from paceline.core.native_library import INT, LONG, POINTER, open_library
+from paceline.sampling.native import ROWS, row_arguments, serves
 
 if TYPE_CHECKING:
+    import ctypes
+
     from paceline.sampling.constraints import AllowedTokens
 
 _SOURCE = Path(__file__).with_name("kernels") / "grammar_masks.cpp"
-_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
 def masked(logits: Tensor, allowed: AllowedTokens, vocab_ids: Tensor | None = None) -> Tensor:
@@ -53,29 +54,15 @@ def _unpacked(allowed: AllowedTokens, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL | None:
-    path = build_library(_SOURCE)
-    if path is None:
-        return None
-    library = ctypes.CDLL(str(path))
-    library.paceline_mask_rows.argtypes = (
-        _POINTER,
-        _INT,
-        *(_LONG,) * 3,
-        *(_POINTER,) * 3,
-        _LONG,
-        _POINTER,
-        _INT,
-    )
-    library.paceline_mask_rows.restype = None
-    return library
+    types = (*ROWS, *(POINTER,) * 3, LONG, POINTER, INT)
+    return open_library(_SOURCE, {"paceline_mask_rows": types})
 
 
 def _masked_natively(
     logits: Tensor, allowed: AllowedTokens, vocab_ids: Tensor | None
 ) -> Tensor | None:
     """The same in one pass over the rows; None where that cannot be."""
-    is_served = logits.dtype in (torch.bfloat16, torch.float32) and not logits.is_cuda
-    library = _library() if is_served and logits.stride(1) == 1 else None
+    library = _library() if serves(logits) else None
     if library is None:
         return None
     num_rows, width = logits.shape
@@ -85,11 +72,7 @@ def _masked_natively(
     ids = None if vocab_ids is None else vocab_ids.contiguous()
     edited = torch.empty(num_rows, width, dtype=torch.float32)
     library.paceline_mask_rows(
-        logits.data_ptr(),
-        int(logits.dtype is torch.bfloat16),
-        logits.stride(0),
-        num_rows,
-        width,
+        *row_arguments(logits),
         None if ids is None else ids.data_ptr(),
         mask_of_row.ctypes.data,
         bits.ctypes.data,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.native_library import build_library
+from paceline.core.native_library import INT, LONG, POINTER, open_library
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,27 +24,42 @@ if TYPE_CHECKING:
     from paceline.sampling.rows import Rows
 
 _SOURCE = Path(__file__).with_name("kernels") / "rows.cpp"
-_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+ROWS = (POINTER, INT, LONG, LONG, LONG)
+"""Types of `row_arguments`."""
+
+
+def serves(logits: Tensor) -> bool:
+    """Whether rows of logits [R, V] can be handed over."""
+    is_served = logits.dtype in (torch.bfloat16, torch.float32)
+    return is_served and not logits.is_cuda and logits.stride(1) == 1
+
+
+def row_arguments(logits: Tensor) -> tuple[int, int, int, int, int]:
+    """Rows as our functions take them: address, whether they are bfloat16, elements from row to
+    row, rows, width."""
+    num_rows, width = logits.shape
+    is_bfloat16 = logits.dtype is torch.bfloat16
+    return logits.data_ptr(), int(is_bfloat16), logits.stride(0), num_rows, width
 
 
 class _Round(ctypes.Structure):
     """`PacelineRound` of the source."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("weights", "ids", "totals")),
-        ("width", _LONG),
-        *((name, _POINTER) for name in ("drafts", "vocab_ids")),
-        ("draft_width", _LONG),
+        *((name, POINTER) for name in ("weights", "ids", "totals")),
+        ("width", LONG),
+        *((name, POINTER) for name in ("drafts", "vocab_ids")),
+        ("draft_width", LONG),
         *(
-            (name, _POINTER)
+            (name, POINTER)
             for name in (
                 *("draft_ids", "num_drafted", "first_rows", "row_index", "is_block"),
                 *("accept", "residual", "bonus"),
             )
         ),
-        *((name, _LONG) for name in ("num_sequences", "depth")),
+        *((name, LONG) for name in ("num_sequences", "depth")),
         *(
-            (name, _POINTER)
+            (name, POINTER)
             for name in (
                 *("num_accepted", "next_token", "source", "num_examined", "num_passed"),
                 *("survival", "next_prob"),
@@ -55,53 +70,27 @@ class _Round(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL | None:
-    path = build_library(_SOURCE)
-    if path is None:
-        return None
-    library = ctypes.CDLL(str(path))
-    library.paceline_argmax.argtypes = (_POINTER, _INT, *(_LONG,) * 3, _POINTER, _INT)
-    library.paceline_weigh.argtypes = (
-        _POINTER,
-        _INT,
-        *(_LONG,) * 3,
-        *(_POINTER,) * 4,
-        _INT,
+    return open_library(
+        _SOURCE,
+        {
+            "paceline_argmax": (*ROWS, POINTER, INT),
+            "paceline_weigh": (*ROWS, *(POINTER,) * 4, INT),
+            "paceline_keep_likely": (*ROWS, *(POINTER,) * 7, INT),
+            "paceline_uniforms": (*(POINTER,) * 4, LONG, POINTER),
+            "paceline_settle": (POINTER, INT),
+            "paceline_inverse_cdf": (POINTER, LONG, LONG, POINTER, POINTER),
+        },
     )
-    library.paceline_keep_likely.argtypes = (
-        _POINTER,
-        _INT,
-        *(_LONG,) * 3,
-        *(_POINTER,) * 7,
-        _INT,
-    )
-    library.paceline_uniforms.argtypes = (*(_POINTER,) * 4, _LONG, _POINTER)
-    library.paceline_settle.argtypes = (_POINTER, _INT)
-    library.paceline_inverse_cdf.argtypes = (_POINTER, _LONG, _LONG, _POINTER, _POINTER)
-    for name in (
-        "paceline_argmax",
-        "paceline_settle",
-        "paceline_inverse_cdf",
-        "paceline_weigh",
-        "paceline_keep_likely",
-        "paceline_uniforms",
-    ):
-        getattr(library, name).restype = None
-    return library
 
 
 def argmax_of(logits: Tensor) -> Tensor | None:
     """The lowest index of the highest logit of each row [R, V]: int64 [R]."""
-    library = _library() if _serves(logits) else None
+    library = _library() if serves(logits) else None
     if library is None:
         return None
-    num_rows, width = logits.shape
-    places = torch.empty(num_rows, dtype=torch.int64)
+    places = torch.empty(len(logits), dtype=torch.int64)
     library.paceline_argmax(
-        logits.data_ptr(),
-        int(logits.dtype is torch.bfloat16),
-        logits.stride(0),
-        num_rows,
-        width,
+        *row_arguments(logits),
         places.data_ptr(),
         torch.get_num_threads(),
     )
@@ -113,7 +102,7 @@ def weigh_rows(
 ) -> tuple[Tensor | None, Tensor] | None:
     """exp((logit - peak) / temperature): float32 [R, V] (None without keep), and row sums in
     float64 [R]. logits: [R, V], rows of contiguous numbers."""
-    library = _library() if _serves(logits) else None
+    library = _library() if serves(logits) else None
     if library is None:
         return None
     num_rows, width = logits.shape
@@ -121,11 +110,7 @@ def weigh_rows(
     weights = torch.empty(num_rows, width, dtype=torch.float32) if keep else None
     totals = torch.empty(num_rows, dtype=torch.float64)
     library.paceline_weigh(
-        logits.data_ptr(),
-        int(logits.dtype is torch.bfloat16),
-        logits.stride(0),
-        num_rows,
-        width,
+        *row_arguments(logits),
         peaks.data_ptr(),
         inverses.data_ptr(),
         None if weights is None else weights.data_ptr(),
@@ -143,7 +128,7 @@ def keep_likely(
 
     temperature, min_p: float32 [R]. top_p: float64 [R].
     """
-    library = _library() if _serves(logits) else None
+    library = _library() if serves(logits) else None
     if library is None:
         return None
     num_rows, width = logits.shape
@@ -154,11 +139,7 @@ def keep_likely(
     ids = torch.empty(num_rows, width, dtype=torch.int32)
     counts = torch.empty(num_rows, dtype=torch.int64)
     library.paceline_keep_likely(
-        logits.data_ptr(),
-        int(logits.dtype is torch.bfloat16),
-        logits.stride(0),
-        num_rows,
-        width,
+        *row_arguments(logits),
         peaks.data_ptr(),
         inverses.data_ptr(),
         top_p.data_ptr(),
@@ -174,11 +155,6 @@ def keep_likely(
         torch.where(is_listed, weights[:, :longest], 0.0),
         torch.where(is_listed, ids[:, :longest], 0).to(torch.int64),
     )
-
-
-def _serves(logits: Tensor) -> bool:
-    is_served = logits.dtype in (torch.bfloat16, torch.float32)
-    return is_served and not logits.is_cuda and logits.stride(1) == 1
 
 
 def uniforms_of(
