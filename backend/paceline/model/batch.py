@@ -57,6 +57,18 @@ class PackedBatch:
         return len(self.token_ids)
 
 
+def slots_of(block_table: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
+    """Slots of the positions from start up to end in a sequence's blocks."""
+    slots: list[int] = []
+    while start < end:
+        block, offset = divmod(start, block_size)
+        first = block_table[block] * block_size + offset
+        count = min(end - start, block_size - offset)
+        slots.extend(range(first, first + count))
+        start += count
+    return slots
+
+
 def pack(segments: Sequence[Segment], block_size: int) -> PackedBatch:
     """Lay segments end to end. Each needs at least one token and a table that covers its end."""
     # Plain lists: a step has few tokens, and each call of numpy costs more than all of them do.
@@ -70,12 +82,7 @@ def pack(segments: Sequence[Segment], block_size: int) -> PackedBatch:
         position, end = segment.start, segment.start + len(segment.token_ids)
         token_ids.extend(segment.token_ids)
         positions.extend(range(position, end))
-        while position < end:
-            block, offset = divmod(position, block_size)
-            first = segment.block_table[block] * block_size + offset
-            count = min(end - position, block_size - offset)
-            slots.extend(range(first, first + count))
-            position += count
+        slots += slots_of(segment.block_table, position, end, block_size)
         lengths.append(len(segment.token_ids))
         contexts.append(end)
         logit_rows.extend(range(len(token_ids) - segment.num_logits, len(token_ids)))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from paceline.engine.drafters.autoregressive import AutoregressiveDrafter
-from paceline.model.batch import pack
+from paceline.model.batch import pack, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ class HeadDrafter(AutoregressiveDrafter):
             known = outcome.num_rows - outcome.num_drafted
             end = sequence.num_computed
             start = (outcome.num_before if outcome.num_committed else end) - known
-            slots += self._slots(sequence.block_table, start, end)
+            slots += slots_of(sequence.block_table, start, end, self._block_size)
             rows += range(outcome.first_row, outcome.first_row + end - start)
         if not slots:
             return
@@ -86,9 +86,9 @@ class HeadDrafter(AutoregressiveDrafter):
         """True rows, made of the target's features: hidden rows [T, H] of all tokens."""
         before: list[int] = []
         for each in segments:
-            before += self._slots(
-                each.block_table, each.start - 1, each.start - 1 + len(each.token_ids)
-            )
+            start, end = each.start - 1, each.start - 1 + len(each.token_ids)
+            before += [-1] * (start < 0)  # nothing is before the first row
+            before += slots_of(each.block_table, max(0, start), end, self._block_size)
         inputs = self._runner.condition(np.array(before, dtype=np.int64))
         ends = list(accumulate(len(segment.token_ids) for segment in segments))
         return self._runner.forward(pack(segments, self._block_size), inputs), ends
@@ -99,10 +99,3 @@ class HeadDrafter(AutoregressiveDrafter):
 
     def _logits(self, rows: Tensor) -> Tensor:
         return self._runner.logits(rows)
-
-    def _slots(self, block_table: Many[int], start: int, end: int) -> list[int]:
-        """Slots of positions in a sequence's blocks, -1 for position -1."""
-        size = self._block_size
-        return [
-            -1 if at < 0 else block_table[at // size] * size + at % size for at in range(start, end)
-        ]
