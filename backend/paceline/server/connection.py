@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.server.bridge import Bridge
     from paceline.server.prompts import TargetCodec
     from paceline.server.session import Session
+    from paceline.server.worker_threads import WorkerThreads
     from paceline_protocol.codecs import Codec
 
 CLOSE_UNSUPPORTED_DATA = 1003
@@ -48,7 +49,7 @@ class Connection(SessionShell):
         bridge: Bridge,
         target_codec: TargetCodec,
         *,
-        encode_limiter: anyio.CapacityLimiter,
+        encoders: WorkerThreads,
         outbox_bytes: int,
         slow_reader_s: float,
         num_sessions: Callable[[], int] = lambda: 1,
@@ -58,7 +59,7 @@ class Connection(SessionShell):
             session,
             bridge,
             target_codec,
-            encode_limiter=encode_limiter,
+            encoders=encoders,
             outbox_bytes=outbox_bytes,
             num_sessions=num_sessions,
             log_prompts=log_prompts,

@@ -18,6 +18,7 @@ from paceline.server.http.exchange import Exchange
 from paceline.server.metrics import Metrics
 from paceline.server.session import Session
 from paceline.server.turns import TurnStore
+from paceline.server.worker_threads import WorkerThreads
 from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.subprotocols import negotiate
 
@@ -102,7 +103,7 @@ class Gateway:
             lambda: self._num_admitted,
         )
         bridge.observe(self.metrics)
-        self._encode_limiter = anyio.CapacityLimiter(settings.encode_threads)
+        self._encoders = WorkerThreads(settings.encode_threads)
         self._all_gone = anyio.Event()
 
     @property
@@ -153,7 +154,7 @@ class Gateway:
             negotiation.codec,
             self._bridge,
             self.codec,
-            encode_limiter=self._encode_limiter,
+            encoders=self._encoders,
             outbox_bytes=self.settings.outbox_bytes,
             slow_reader_s=self.settings.slow_reader_s,
             num_sessions=lambda: self._num_admitted,
@@ -177,7 +178,7 @@ class Gateway:
             session,
             self._bridge,
             self.codec,
-            encode_limiter=self._encode_limiter,
+            encoders=self._encoders,
             outbox_bytes=self.settings.outbox_bytes,
             log_prompts=self.settings.log_prompts,
         )

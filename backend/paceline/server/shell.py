@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 import structlog
 
 from paceline.core.errors import EngineError, PacelineError, RequestError
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.server.effects import Effect
     from paceline.server.prompts import TargetCodec
     from paceline.server.session import Session
+    from paceline.server.worker_threads import WorkerThreads
     from paceline_protocol.events import TelemetrySample
     from paceline_protocol.requests import TelemetryScope, TelemetrySubscribe
 
@@ -44,7 +44,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("paceline.server")
 class SessionShell(ABC):
     """The shell around one session.
 
-    target_codec: encodes prompts, in worker threads that `encode_limiter` counts.
+    target_codec: encodes prompts, in `encoders`.
     outbox_bytes: text that may wait for the client. num_sessions: how many clients there are, for
     telemetry. log_prompts: texts of prompts and answers go
     into the log too.
@@ -56,7 +56,7 @@ class SessionShell(ABC):
         bridge: Bridge,
         target_codec: TargetCodec,
         *,
-        encode_limiter: anyio.CapacityLimiter,
+        encoders: WorkerThreads,
         outbox_bytes: int,
         num_sessions: Callable[[], int] = lambda: 1,
         log_prompts: bool = False,
@@ -66,7 +66,7 @@ class SessionShell(ABC):
         self.session = session
         self._bridge = bridge
         self._target_codec = target_codec
-        self._encode_limiter = encode_limiter
+        self._encoders = encoders
         self._log_prompts = log_prompts
         self._outbox = Outbox(outbox_bytes)
         self._wake = anyio.Event()
@@ -159,13 +159,8 @@ class SessionShell(ABC):
         if self._log_prompts:
             self._log.info("prompt", response_id=effect.response_id, text=readable(effect.prompt))
         try:
-            encoded = await anyio.to_thread.run_sync(
-                encode,
-                effect.prompt,
-                self._target_codec,
-                effect.grammar,
-                abandon_on_cancel=True,
-                limiter=self._encode_limiter,
+            encoded = await self._encoders.run(
+                encode, effect.prompt, self._target_codec, effect.grammar
             )
             facts = self.session.on_prompt_ready(effect.response_id, encoded)
         except RequestError as error:
