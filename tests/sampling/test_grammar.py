@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -14,7 +17,11 @@ from paceline.core.errors import RequestError
 from paceline.core.request import Grammar, GrammarKind
 from paceline.sampling.constraints import JoinedConstraint, RowEdits, SamplingConstraint
 from paceline.sampling.edits import apply_edits
-from paceline.sampling.grammar import GrammarCompiler, GrammarConstraint
+from paceline.sampling.grammar import (
+    GrammarCompiler,
+    GrammarConstraint,
+    _require_a_beginning,
+)
 from paceline.sampling.rows import Rows
 from tests.byte_vocabulary import byte_vocabulary
 from tests.reference import continue_law, joint_law, total_variation
@@ -313,3 +320,77 @@ class TestCompiler:
         )
         constraint = compiler.constraint(Grammar(GrammarKind.JSON_SCHEMA, schema))
         assert bytes(constraint.forced(32)) == b'{"name": '
+
+    def test_an_empty_mask_is_told_as_what_it_is(self) -> None:
+        """Whether or not the engine calls it an error."""
+        with pytest.raises(RequestError, match="no output follows it"):
+            _require_a_beginning(cast("LLMatcher", _NothingFollows()))
+
+    @pytest.mark.parametrize(
+        ("kind", "text"),
+        [
+            (
+                GrammarKind.LARK,
+                "start: r0\n"
+                + "".join(f'r{i}: "x" r{i + 1}\n' for i in range(4000))
+                + 'r4000: "a"',
+            ),
+            (
+                GrammarKind.JSON_SCHEMA,
+                json.dumps(
+                    {
+                        "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(4000)}
+                        | {"d4000": {"const": 7}},
+                        "$ref": "#/$defs/d0",
+                    }
+                ),
+            ),
+        ],
+        ids=["rules", "definitions"],
+    )
+    def test_long_chains_of_rules_end_no_process(self, kind: GrammarKind, text: str) -> None:
+        """In a process of its own, since a stack that is too small would end this one."""
+        program = f"""
+import sys
+
+from paceline.core.request import Grammar, GrammarKind
+from paceline.sampling.grammar import GrammarCompiler
+from tests.byte_vocabulary import byte_vocabulary
+
+grammar = Grammar(GrammarKind({kind.value!r}), sys.stdin.read())
+constraint = GrammarCompiler(byte_vocabulary, [256]).constraint(grammar)
+constraint.advance(constraint.forced(5))
+constraint.fork(constraint.forced(5))
+print("compiled")
+"""
+        root = Path(__file__).parents[2]
+        path = ":".join([str(root), str(root / "backend")])
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            input=text,
+            env={"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (ended.returncode, ended.stdout) == (0, "compiled\n"), ended.stderr
+
+
+class _NothingFollows:
+    """A matcher that allows nothing and finds nothing wrong with that."""
+
+    def deep_copy(self) -> _NothingFollows:
+        return self
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def is_error(self) -> bool:
+        return False
+
+    def compute_bitmask(self) -> bytes:
+        return bytes(40)
+
+    def compute_ff_tokens(self) -> list[int]:
+        return []

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 _MAX_CACHED = 64
 # Tokens at the beginning of an output that are tried when a grammar is compiled.
 _NUM_PROBED = 3
+# llguidance follows rules from one to the next by calling itself, some kilobytes at each; where the
+# stack ends, so does the process. This is address space alone until a grammar makes use of it.
+_STACK_BYTES = 256 << 20
+_NO_OUTPUT = "no output follows it"
 _JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -66,7 +70,8 @@ class GrammarCompiler:
     def compile(self, grammar: Grammar) -> None:
         """Make sure that a grammar can be used, and keep it for the constraint that follows.
 
-        Takes milliseconds, more for grammars without measure: not for the engine's thread. Raises
+        Takes milliseconds, and seconds for grammars of a hundred thousand characters: not for the
+        engine's thread, and whoever takes grammars from strangers bounds their size. Raises
         RequestError with the engine's own words for one that is wrong or asks for too much.
         """
         self._matcher(grammar)
@@ -88,8 +93,7 @@ class GrammarCompiler:
                     text, n_vocab=self._vocabulary_size, eos_token=self._eos_token_ids
                 )
             tokenizer = self._tokenizer
-        matcher = LLMatcher(tokenizer, _serialized(grammar), log_level=0)
-        _require_a_beginning(matcher)
+        matcher = _on_a_large_stack(lambda: _built(tokenizer, grammar))
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > _MAX_CACHED:
@@ -161,6 +165,40 @@ class GrammarConstraint:
         return self._matcher.try_consume_tokens([token_id]) == 1
 
 
+def _built(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    """Raises RequestError."""
+    matcher = LLMatcher(tokenizer, _serialized(grammar), log_level=0)
+    _require_a_beginning(matcher)
+    return matcher
+
+
+def _on_a_large_stack(build: Callable[[], LLMatcher]) -> LLMatcher:
+    """What `build` returns or raises, from a thread that the process's end does not wait for."""
+    built: list[LLMatcher] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            built.append(build())
+        except BaseException as error:  # raised anew by whoever waits
+            errors.append(error)
+
+    with _stack_size_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=run, name="paceline-grammar", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors.pop()
+    return built.pop()
+
+
+_stack_size_lock = threading.Lock()
+
+
 def _require_a_beginning(matcher: LLMatcher) -> None:
     """Raises RequestError for a grammar that is wrong, that no output follows, or whose beginning
     is already too much for the engine: what would come to light at the first tokens only."""
@@ -171,14 +209,16 @@ def _require_a_beginning(matcher: LLMatcher) -> None:
         # Masks find what nothing follows; tokens, forced ones first, what goes round in circles.
         allowed = np.frombuffer(probe.compute_bitmask(), dtype=np.uint8)
         possible = np.flatnonzero(np.unpackbits(allowed, bitorder="little"))
-        forced = probe.compute_ff_tokens()
-        if probe.is_error() or not probe.try_consume_tokens(forced[:1] or [int(possible[0])]):
+        if not len(possible) and not probe.is_error():
+            raise _wrong(_NO_OUTPUT)
+        tokens = probe.compute_ff_tokens()[:1] or possible[:1].tolist()
+        if probe.is_error() or not probe.try_consume_tokens(tokens):
             break
     if probe.is_error():
         # Behind the reason stands the engine's inner state, which tells a user nothing.
         reason = probe.get_error().partition("<state>")[0].strip()
         if reason == "NoExtensionBias":
-            reason = "no output follows it"
+            reason = _NO_OUTPUT
         raise _wrong(reason)
 
 
