@@ -50,12 +50,13 @@ class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
 class PacelineSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What speculation did for one response.
 
-    num_examined: drafted positions whose fate the target decided (accepted, plus one for each
-    rejection). acceptance: num_accepted / num_examined, None when nothing was examined.
-    accepted_per_position[i]: how often the draft's position i was accepted. tokens_per_step:
-    committed tokens per target pass, 1 for plain decoding. The *_ms fields are this response's
-    share of wall time; expected_plain_ms is what plain decoding would have taken by the server's
-    cost table, None while there is none.
+    num_examined: drafted positions tested up to the first failure of each round. acceptance: the
+    share of them that passed, by the token rule whatever rule was used; None when nothing was
+    examined. accepted_per_position[i]: how often the draft's position i was accepted.
+    tokens_per_step: committed tokens per target pass, 1 for plain decoding. tokens_per_second: of
+    the time from the prompt's first step to the end. The *_ms fields are this response's share of
+    wall time; expected_plain_ms is what plain decoding would have taken by the server's cost table,
+    None while there is none.
     """
 
     num_drafted: int

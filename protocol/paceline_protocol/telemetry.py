@@ -11,11 +11,13 @@ class SessionTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """One lane of one connection, as of its last step.
 
     session_id: the connection. lane: its `stream_id`, None for the lane without a name. active: a
-    response is running. reason: why the gate is where it is, in words and numbers. acceptance:
-    over the last examined positions; None before any. accepted_per_position[i] and
+    response is running. reason: why the gate is where it is: the gate, a colon, the cause, and
+    behind a semicolon what was measured of the session lately, if anything. acceptance: over the
+    last examined positions, 64 at most; None before any. accepted_per_position[i] and
     examined_per_position[i]: counts by depth of the draft. gamma_histogram[g]: steps that drafted
-    g tokens. tokens_per_step: committed tokens per target pass. The *_ms fields are this lane's
-    share of the last step.
+    g tokens. tokens_per_step: committed tokens per target pass. tokens_per_second: over the last
+    two seconds. The *_ms fields are this lane's share of the server's step that is told with it, 0
+    if it took no part in that.
     """
 
     session_id: str
@@ -38,9 +40,10 @@ class SessionTelemetry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine as a whole, as of its last step.
+    """The engine as a whole. The step is the one that the sessions' times are shares of.
 
-    num_rows: token rows in that step's target pass. predicted_step_ms: by the cost table, None
+    tokens_per_second: over the last two seconds. num_rows: token rows in the step's target pass.
+    predicted_step_ms: by the cost table, None
     while there is none. break_even_rows: above it a step is compute-bound and drafting cannot pay.
     """
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from anyio.from_thread import start_blocking_portal
 
@@ -145,6 +146,20 @@ def test_the_status_line_tells_what_speculation_did() -> None:
         "12 tokens · 96.2 tokens/s · first after 42 ms · acceptance 0.80 · 3.00 tokens/step"
         " · on: acceptance 0.80 over 10 examined"
     )
+
+
+def test_the_status_line_has_one_acceptance_that_of_the_answer() -> None:
+    finished = next(
+        vector.message
+        for vector in SERVER_VECTORS
+        if isinstance(vector.message, m.ResponseCompleted)
+    )
+    assert finished.response.paceline is not None
+    reason = "on: the draft model drafts 4 tokens; acceptance 0.71 over the last 64 tested"
+    summary = msgspec.structs.replace(finished.response.paceline, reason=reason)
+    line = chat.status_line(msgspec.structs.replace(finished.response, paceline=summary))
+    assert line.endswith("tokens/step · on: the draft model drafts 4 tokens")
+    assert line.count("acceptance") == 1
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(server: ScriptedServer) -> None:

@@ -81,11 +81,11 @@ def _drawn(sample: m.TelemetrySample, *, width: int = 120, height: int = 30, not
 
 
 def test_what_the_screen_says() -> None:
-    text = _drawn(_sample(_session(1, lane="editor"), waiting=2))
+    text = _drawn(_sample(_session(1, lane="editor"), waiting=2), width=140)
     for part in (
         "1 sessions, 3 running, 2 waiting  321.5 tokens/s",
         "150 of 200, 20 cached  ledger 1.5 ms",
-        "draft 1.0 verify 8.0 sample 1.0 other 2.0 12.0 ms (predicted 11.5), 12 rows of 24",
+        "draft 1.0 verify 8.0 sample 1.0 other 2.0 12.0 ms, predicted 11.5 ms, 12 rows of 24",
         "00000000/editor",
         "acceptance 0.71 over 64",
     ):
@@ -127,6 +127,45 @@ def test_names_cannot_steer_the_terminal() -> None:
     assert "\x1b" not in text
     assert "[2J[red]x" in text  # and are not taken for markup
     assert "[bold]y" in text
+
+
+LONG_REASON = "on: the draft model drafts 4 tokens; acceptance 0.71 over the last 64 tested"
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 160, 200])
+def test_narrow_terminals_get_fewer_columns_and_each_of_them_whole(width: int) -> None:
+    sessions = [
+        _session(number, lane=lane, reason=LONG_REASON, gamma_histogram=[1] * 17)
+        for number, lane in enumerate([None, "editor", "5f" * 12, "a very long name of a lane"])
+    ]
+    text = _drawn(_sample(*sessions), width=width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    head = next(line for line in lines if "session" in line and "paceline" not in line)
+    titles = re.split(r" {2,}", head.strip())
+    wanted = ["session", "drafter", "gate", "accepted", "tokens/step", "tokens/s", "first ms"]
+    assert [title for title in titles if title not in (*wanted, "drafted", "why")] == []
+    assert titles[0] == "session"
+    [row] = [line for line in lines if "editor" in line]
+    cells = re.split(r" {2,}", row.strip())
+    assert len(cells) == len(titles)
+    assert all("…" not in cell for cell in cells[: -1 if "why" in titles else None])
+
+
+def test_eighty_columns_show_what_matters_most() -> None:
+    text = _drawn(_sample(_session(1, lane="5f" * 12, reason=LONG_REASON)), width=80)
+    lines = text.splitlines()
+    [row] = [line for line in lines if "5f5f5f5f" in line]
+    assert row.split()[:4] == ["00000000/5f5f5f5f", "on", "0.71", "99.0"]
+    assert "the draft model dr" in row
+    assert "draft 1.0 verify 8.0 sample 1.0 other 2.0 12.0 ms" in text
+    assert "predicted 11.5 ms, 12 rows of 24 where drafting still pays" in text
+
+
+def test_idle_sessions_have_no_speed() -> None:
+    text = _drawn(_sample(_session(1, active=False, lane="editor")))
+    [row] = [line for line in text.splitlines() if "/editor" in line]
+    assert row.split()[5] == "idle"
 
 
 def test_sparklines() -> None:

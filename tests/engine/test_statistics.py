@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.cache.prefix import PrefixCache
 from paceline.core.events import Gate
+from paceline.core.limits import EngineLimits
 from paceline.core.request import DrafterKind, Request, SamplingParams
-from tests.tiny_models import run_to_end, tiny_engine, tiny_llama
+from paceline.engine.drafters.null import NullDrafter
+from paceline.engine.engine import Engine
+from paceline.engine.policy import FixedPolicy
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.verifier import Verifier
+from tests.tiny_models import (
+    VOCABULARY_SIZE,
+    IdText,
+    model_part,
+    run_to_end,
+    tiny_engine,
+    tiny_llama,
+)
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -67,3 +81,61 @@ def test_a_session_is_the_same_over_its_requests() -> None:
     assert session.gamma_histogram == (15,)
     assert session.tokens_per_step == pytest.approx(1.0)
     assert session.acceptance is None
+
+
+def test_the_shares_of_the_sessions_make_the_step_that_is_told_with_them() -> None:
+    engine = tiny_engine(tiny_llama(5), drafter=DrafterKind.NONE)
+    engine.watch(0.0)
+    engine.submit(request("idle", "idle", count=2))
+    run_to_end(engine)
+    for name, key in (("a", "one"), ("b", "two"), ("c", "two")):  # "two" has two lanes' work
+        engine.submit(request(name, key))
+    engine.step()
+    engine.step()
+    status = engine.status()
+    assert status.watched_step is not None
+    told = status.watched_step.times
+    shares = {session.key: session.verify_ms for session in status.sessions}
+    assert shares["idle"] == 0.0, "it took no part in that step"
+    assert sum(shares.values()) == pytest.approx(told.verify_ms)
+    assert shares["two"] == pytest.approx(2 * shares["one"])
+    assert sum(session.other_ms for session in status.sessions) == pytest.approx(told.other_ms)
+
+    engine.watch(1e9)
+    engine.step()  # the sessions are not written down anew, and so neither is their step
+    assert engine.status().sessions == status.sessions
+    assert engine.status().watched_step == status.watched_step
+    assert engine.status().times != told
+
+
+def test_a_session_s_speed_is_that_of_the_last_two_seconds() -> None:
+    now = 100.0
+    drafter, policy = NullDrafter(), FixedPolicy(0)
+    part = model_part(tiny_llama(5), 64, 4)
+    limits = EngineLimits(512, 64, 4, 4, 4, VOCABULARY_SIZE)
+    engine = Engine(
+        scheduler=Scheduler(PrefixCache(64, 4), limits, drafter, policy, token_budget=32),
+        verifier=Verifier(part.runner, block_size=4, vocabulary_size=VOCABULARY_SIZE),
+        drafter=drafter,
+        policy=policy,
+        limits=limits,
+        text_stream=lambda prompt_ids: IdText(),
+        scrub=part.scrub,
+        clock=lambda: now,
+    )
+    engine.watch(0.0)
+    engine.submit(request("a", "one", count=60))
+    speeds = []
+    for number in range(40):
+        now += 0.5 if number < 10 else 0.1
+        engine.step()
+        speeds.append(engine.status().sessions[0].tokens_per_second)
+    assert speeds[0] is None, "one token makes no speed"
+    assert speeds[9] == pytest.approx(2.0)
+    assert speeds[-1] == pytest.approx(10.0), "the slow time before does not count any more"
+    now += 60.0
+    engine.cancel("a")
+    engine.step()
+    [session] = engine.status().sessions
+    assert not session.active
+    assert session.tokens_per_second == pytest.approx(10.0), "as of its last token"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import anyio
 import pytest
 
 from paceline.core.events import (
@@ -15,16 +16,20 @@ from paceline.core.events import (
     SpeculationSummary,
     StepTimes,
     Usage,
+    WatchedStep,
 )
 from paceline.core.statistics import EngineTotals, SessionStatus, SpeculationStatus
 from paceline.server.outbox import Outbox
 from paceline.server.shell import gen_ai_attributes
-from paceline.server.telemetry import server_telemetry, session_telemetry
+from paceline.server.telemetry import TelemetryFeed, server_telemetry, session_telemetry
 from paceline_protocol.events import TelemetrySample
+from paceline_protocol.requests import TelemetrySubscribe
 from tests.server.serving import ask, receive, serving
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
+
+    from paceline.server.bridge import Bridge
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_blocking")]
 
@@ -84,6 +89,42 @@ def test_the_server_in_words_of_the_wire() -> None:
     assert (sample.measured_step_ms, sample.predicted_step_ms) == (10.0, 9.5)
     assert sample.break_even_rows == 22
     assert server_telemetry(EngineStatus(), 0, None).measured_step_ms is None
+
+
+def test_the_server_s_step_is_the_one_that_the_sessions_have_shares_of() -> None:
+    status = EngineStatus(
+        num_rows=34,
+        times=StepTimes(1.0, 2.0, 3.0, 4.0),
+        speculation=SpeculationStatus(predicted_step_ms=9.5),
+        watched_step=WatchedStep(400, StepTimes(0.0, 316.0, 1.0, 2.0), 300.0),
+    )
+    sample = server_telemetry(status, 5, None)
+    assert (sample.num_rows, sample.verify_ms) == (400, 316.0)
+    assert (sample.measured_step_ms, sample.predicted_step_ms) == (319.0, 300.0)
+
+
+async def test_the_server_s_speed_is_over_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, tokens = 50.0, 0
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+
+    class Stub:
+        def current_status(self) -> EngineStatus:
+            return EngineStatus(totals=EngineTotals(num_output_tokens=tokens))
+
+    message = TelemetrySubscribe(scope="server", interval_ms=500)
+    bridge = cast("Bridge", Stub())
+    feed = TelemetryFeed(message, "sess_1", bridge, lambda sample: None, lambda: 1)
+    told = []
+    for number in range(12):
+        sample = feed.sample()
+        assert sample.server is not None
+        told.append(sample.server.tokens_per_second)
+        now += 0.5
+        tokens += 50 if number < 6 else 10  # 100 a second, then 20
+    assert told[0] is None
+    assert told[1:7] == pytest.approx([100.0] * 6)
+    assert told[8] == pytest.approx(60.0), "half of two seconds fast, half slow"
+    assert told[-1] == pytest.approx(20.0)
 
 
 async def test_a_session_sees_its_own_lanes_alone() -> None:

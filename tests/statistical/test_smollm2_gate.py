@@ -103,7 +103,10 @@ def test_prose_switches_a_session_off_and_code_on_again(
             break
     assert story.gate("first") is not Gate.ON
     reasons = [session.reason for session in story.seen["first"][steps:]]
-    assert any(reason.startswith("off: acceptance 0.3") for reason in reasons)
+    assert any(
+        reason.startswith("off: too little was accepted") and "; acceptance 0.3" in reason
+        for reason in reasons
+    )
     switched = next(s for s in story.seen["first"][steps:] if s.gate is Gate.OFF)
     sys.stdout.write(f"off after {num_examined(switched) - before} examined\n")
     assert num_examined(switched) - before <= 2 * 64

@@ -161,11 +161,22 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchedStep:
+    """One step as a whole. num_rows: token rows of its target pass. predicted_ms: by the cost
+    table, None without one."""
+
+    num_rows: int
+    times: StepTimes
+    predicted_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """The engine between two steps, for health, metrics and telemetry.
 
     is_running: False once it has stopped, on purpose or by a fault. sessions: as of the last time
-    that they were written down, see `Engine.watch`.
+    that they were written down, see `Engine.watch`. watched_step: the step that their times are
+    shares of, which is older than `times` as soon as there was another; None before any.
     """
 
     step: int = 0
@@ -180,6 +191,7 @@ class EngineStatus:
     totals: EngineTotals = field(default_factory=EngineTotals)
     speculation: SpeculationStatus = field(default_factory=SpeculationStatus)
     sessions: tuple[SessionStatus, ...] = ()
+    watched_step: WatchedStep | None = None
 
 
 @dataclass(frozen=True, slots=True)

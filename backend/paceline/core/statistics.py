@@ -23,8 +23,9 @@ class SessionStatus:
 
     active: a request is running. acceptance: over the last examined positions; None before any.
     accepted_per_position[i], examined_per_position[i]: by depth of the draft.
-    gamma_histogram[g]: decoding steps that drafted g tokens. tokens_per_second: over the last
-    seconds; None before there were any. The *_ms fields are its share of its last step.
+    gamma_histogram[g]: decoding steps that drafted g tokens. tokens_per_second: over the last two
+    seconds; None before there were any. The *_ms fields are its share of the engine's
+    `EngineStatus.watched_step`, 0 if it took no part in that.
     """
 
     key: str

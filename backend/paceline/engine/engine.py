@@ -20,6 +20,7 @@ from paceline.core.events import (
     FinishReason,
     StepResult,
     StepTimes,
+    WatchedStep,
 )
 from paceline.engine.inbox import Arrival, Cancellation, Inbox
 from paceline.engine.sequences import OpenSequences
@@ -90,6 +91,7 @@ class Engine:
         self._num_steps = 0
         self._watch_interval_s: float | None = None
         self._sessions_at = -math.inf
+        self._newest_step: WatchedStep | None = None
         self._status = EngineStatus()
 
     # Called from any thread.
@@ -187,12 +189,16 @@ class Engine:
     ) -> EngineStatus:
         """is_last_word: an answer has ended, so that its session may not speak again soon."""
         pool = self._scheduler.cache.pool
-        sessions = self._status.sessions
+        speculation = self._policy.status()
+        if num_rows:
+            self._newest_step = WatchedStep(num_rows, times, speculation.predicted_step_ms)
+        sessions, watched_step = self._status.sessions, self._status.watched_step
         if self._watch_interval_s is not None:
             now = self._clock()
             if is_last_word or now - self._sessions_at >= self._watch_interval_s:
                 self._sessions_at = now
                 sessions = self._statistics.sessions(self._policy, now)
+                watched_step = self._newest_step
         return EngineStatus(
             step=self._num_steps,
             num_running=len(self._scheduler.running),
@@ -203,8 +209,9 @@ class Engine:
             num_rows=num_rows,
             times=times,
             totals=self._statistics.totals(*self._policy.num_flips),
-            speculation=self._policy.status(),
+            speculation=speculation,
             sessions=sessions,
+            watched_step=watched_step,
         )
 
     def _assert_owner(self) -> None:

@@ -275,7 +275,7 @@ class AdaptivePolicy:
             reason = f"on: {depth} tokens, as the request asked"
             if self._memory is not None:
                 free, total = self._memory
-                reason += f"; none now: memory, {free} of {total} blocks free"
+                reason += f", none now: memory is short, {free} of {total} blocks free"
             return Gate.ON, reason
         session = self.session(sequence)
         reason = self.controller.reason(session, self.last_base)

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.core.events import Gate
+from paceline.core.events import Gate, StepTimes
 from paceline.core.statistics import DEEPEST, STEP_TOKEN_BUCKETS, EngineTotals, SessionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Sequence as Many
 
-    from paceline.core.events import StepTimes
     from paceline.engine.plan import Outcome
     from paceline.engine.policy import SpeculationPolicy
     from paceline.engine.sequence import Sequence
 
 MAX_SESSIONS = 1024
 _RATE_WINDOW_S = 2.0
+_MARK_EVERY_S = 0.5
 
 
 @dataclass(slots=True)
 class _Session:
-    """Raw counts of one speculation key. window: time and tokens where the rate is taken from."""
+    """Raw counts of one speculation key.
+
+    marks: time and tokens now and then over the last _RATE_WINDOW_S, since the answer's first.
+    step, share: the newest step that it took part in, and its part of that one.
+    """
 
     gate: Gate = Gate.OFF
     reason: str = ""
@@ -36,10 +40,11 @@ class _Session:
     depths: list[int] = field(default_factory=lambda: [0] * (DEEPEST + 1))
     num_steps: int = 0
     num_tokens: int = 0
-    window: tuple[float, int] | None = None
-    rate: float | None = None
+    marks: deque[tuple[float, int]] = field(default_factory=deque)
+    last_at: float = 0.0
     time_to_first_token_ms: float | None = None
-    times: StepTimes | None = None
+    step: int = 0
+    share: float = 0.0
     num_running: int = 0
 
 
@@ -56,6 +61,8 @@ class Statistics:
         self._step_counts = [0] * (len(STEP_TOKEN_BUCKETS) + 1)
         self._step_sum = 0
         self._seconds = [0.0, 0.0, 0.0, 0.0]
+        self._num_steps = 0
+        self._times = StepTimes()
 
     def observe(
         self,
@@ -67,6 +74,8 @@ class Statistics:
         """One step, after commit. now: seconds of the engine's clock."""
         num_prefill = num_committed = 0
         share = 1 / max(1, len(outcomes))
+        self._num_steps += 1
+        self._times = times
         for outcome in outcomes:
             sequence = outcome.sequence
             if sequence.request_id not in self._running:
@@ -76,7 +85,10 @@ class Statistics:
             num_committed += outcome.num_committed
             if outcome.num_committed:
                 self._count(outcome, now)
-            self._session(sequence).times = times.scaled(share)
+            session = self._session(sequence)
+            # A session may have several requests in a step.
+            session.share = share + (session.share if session.step == self._num_steps else 0.0)
+            session.step = self._num_steps
         self._output += num_committed
         self._preemptions += num_preempted
         tokens = num_prefill + num_committed
@@ -120,7 +132,8 @@ class Statistics:
         )
 
     def sessions(self, policy: SpeculationPolicy, now: float) -> tuple[SessionStatus, ...]:
-        """All sessions that are remembered, the most recently active last."""
+        """All sessions that are remembered, the most recently active last. Their times are parts of
+        the newest step; those that it passed over have none in it."""
         for sequence in self._running.values():
             self._describe(self._session(sequence), sequence, policy)
         return tuple(self._status(key, session, now) for key, session in self._sessions.items())
@@ -137,13 +150,16 @@ class Statistics:
         if sequence.num_output == outcome.num_committed:
             session.time_to_first_token_ms = (now - sequence.arrived_at) * 1e3
             # Between two answers nobody generates: the rate starts anew.
-            session.window = (now, session.num_tokens + outcome.num_committed)
+            session.marks = deque([(now, session.num_tokens + outcome.num_committed)])
         session.num_steps += 1
         session.num_tokens += outcome.num_committed
         session.depths[min(outcome.num_drafted, DEEPEST)] += 1
-        if session.window is not None and now - session.window[0] >= _RATE_WINDOW_S:
-            session.rate = (session.num_tokens - session.window[1]) / (now - session.window[0])
-            session.window = (now, session.num_tokens)
+        session.last_at = now
+        marks = session.marks
+        if marks and now - marks[-1][0] >= _MARK_EVERY_S:
+            marks.append((now, session.num_tokens))
+            while now - marks[1][0] >= _RATE_WINDOW_S:
+                marks.popleft()
         if not outcome.num_drafted:
             return
         session.drafter = sequence.drafter_name
@@ -182,13 +198,17 @@ class Statistics:
             del self._sessions[oldest]
 
     def _status(self, key: str, session: _Session, now: float) -> SessionStatus:
-        times = session.times
-        rate = session.rate
-        if rate is None and session.window is not None and now > session.window[0]:
-            rate = (session.num_tokens - session.window[1]) / (now - session.window[0])
+        is_active = session.num_running > 0
+        times = self._times.scaled(session.share if session.step == self._num_steps else 0.0)
+        rate = None
+        if session.marks:
+            since, tokens = session.marks[0]
+            until = now if is_active else session.last_at
+            if until > since:
+                rate = (session.num_tokens - tokens) / (until - since)
         return SessionStatus(
             key=key,
-            active=session.num_running > 0,
+            active=is_active,
             gate=session.gate,
             reason=session.reason,
             drafter=session.drafter,
@@ -199,10 +219,10 @@ class Statistics:
             tokens_per_step=session.num_tokens / session.num_steps if session.num_steps else None,
             tokens_per_second=rate,
             time_to_first_token_ms=session.time_to_first_token_ms,
-            draft_ms=0.0 if times is None else times.draft_ms,
-            verify_ms=0.0 if times is None else times.verify_ms,
-            sample_ms=0.0 if times is None else times.sample_ms,
-            other_ms=0.0 if times is None else times.other_ms,
+            draft_ms=times.draft_ms,
+            verify_ms=times.verify_ms,
+            sample_ms=times.sample_ms,
+            other_ms=times.other_ms,
         )
 
 

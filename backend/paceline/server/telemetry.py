@@ -8,11 +8,13 @@ samples, never older ones.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 import anyio
 from msgspec import UNSET
 
+from paceline.core.events import WatchedStep
 from paceline_protocol.events import TelemetrySample
 from paceline_protocol.telemetry import ServerTelemetry, SessionTelemetry
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from paceline.core.statistics import SessionStatus
     from paceline.server.bridge import Bridge
     from paceline_protocol.requests import TelemetryScope, TelemetrySubscribe
+
+
+RATE_WINDOW_S = 2.0
+"""Over so long the server's tokens per second are taken, as a session's are."""
 
 
 def key_prefix(session_id: str) -> str:
@@ -57,8 +63,12 @@ def session_telemetry(status: SessionStatus) -> SessionTelemetry:
 def server_telemetry(
     status: EngineStatus, num_sessions: int, tokens_per_second: float | None
 ) -> ServerTelemetry:
-    """The engine as a whole."""
-    times, speculation = status.times, status.speculation
+    """The engine as a whole. Of its steps the one that the sessions' times are shares of."""
+    speculation = status.speculation
+    step = status.watched_step or WatchedStep(
+        status.num_rows, status.times, speculation.predicted_step_ms
+    )
+    times = step.times
     return ServerTelemetry(
         num_sessions=num_sessions,
         num_running=status.num_running,
@@ -66,14 +76,14 @@ def server_telemetry(
         num_blocks=status.num_blocks,
         num_free_blocks=status.num_free_blocks,
         num_cached_blocks=status.num_cached_blocks,
-        num_rows=status.num_rows,
+        num_rows=step.num_rows,
         tokens_per_second=tokens_per_second,
         draft_ms=times.draft_ms,
         verify_ms=times.verify_ms,
         sample_ms=times.sample_ms,
         other_ms=times.other_ms,
         measured_step_ms=times.total_ms or None,
-        predicted_step_ms=speculation.predicted_step_ms,
+        predicted_step_ms=step.predicted_ms,
         break_even_rows=speculation.break_even_rows,
     )
 
@@ -97,7 +107,7 @@ class TelemetryFeed:
         self._bridge = bridge
         self._put = put
         self._num_sessions = num_sessions
-        self._last: tuple[float, int] | None = None
+        self._counts: deque[tuple[float, int]] = deque()
 
     @property
     def scope(self) -> TelemetryScope:
@@ -135,9 +145,11 @@ class TelemetryFeed:
         )
 
     def _tokens_per_second(self, status: EngineStatus) -> float | None:
-        """Since the sample before."""
+        """Over the last RATE_WINDOW_S, and at least since the sample before."""
         now, tokens = anyio.current_time(), status.totals.num_output_tokens
-        last, self._last = self._last, (now, tokens)
-        if last is None or now <= last[0]:
-            return None
-        return (tokens - last[1]) / (now - last[0])
+        counts = self._counts
+        counts.append((now, tokens))
+        while len(counts) > 2 and now - counts[1][0] >= RATE_WINDOW_S:
+            counts.popleft()
+        since, before = counts[0]
+        return (tokens - before) / (now - since) if now > since else None

@@ -128,7 +128,9 @@ def status_line(response: Response) -> str:
             parts.append(f"acceptance {summary.acceptance:.2f}")
         if summary.tokens_per_step is not None:
             parts.append(f"{summary.tokens_per_step:.2f} tokens/step")
-        parts.append(summary.reason or f"speculation {summary.gate}")
+        # Without what the gate measured over the conversation: that is not this answer's number.
+        cause = summary.reason.partition("; ")[0]
+        parts.append(cause or f"speculation {summary.gate}")
     return " · ".join(parts)
 
 

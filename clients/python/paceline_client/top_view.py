@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from rich import box
 from rich.console import Group
@@ -13,7 +15,7 @@ from rich.text import Text
 from paceline_client.answer_view import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import RenderableType
 
@@ -21,8 +23,15 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_HISTORY = 512
-_HEADER_LINES = 5
 _TABLE_LINES = 3
+_LONGEST_NAME = 28
+_SHORT_NAME = 17
+_BETWEEN = 3
+"""Blanks from one column of the table to the next."""
+_LEAST_REASON = 20
+"""Columns of the terminal that the reason gets at least, before others have to go."""
+_WIDE = 100
+"""From here on bars and names are long."""
 _GATE_STYLES = {"on": "green", "off": "yellow", "probing": "cyan"}
 _STAGES = (("draft", "magenta"), ("verify", "blue"), ("sample", "green"), ("other", "bright_black"))
 
@@ -45,18 +54,18 @@ def screen(
 
     Sessions at work come first, the fastest of them first.
     """
-    parts: list[RenderableType] = []
+    header: list[RenderableType] = []
     if sample.server is not None:
-        parts += _server_lines(sample, sample.server, history, width)
+        header += _server_lines(sample, sample.server, history, width)
     if note:
-        parts.append(Text(note, style="bold red", no_wrap=True, overflow="ellipsis"))
+        header.append(Text(note, style="bold red", no_wrap=True, overflow="ellipsis"))
     sessions = sorted(
         sample.sessions,
         key=lambda each: (not each.active, -(each.tokens_per_second or 0), each.session_id),
     )
-    room = max(1, height - _HEADER_LINES - _TABLE_LINES - bool(note))
+    room = max(1, height - len(header) - _TABLE_LINES)
     shown = sessions if len(sessions) <= room else sessions[: room - 1]
-    parts.append(_table(shown))
+    parts = [*header, _table(shown, width)]
     if len(shown) < len(sessions):
         parts.append(Text(f"and {len(sessions) - len(shown)} more", style="dim"))
     elif not sessions:
@@ -73,55 +82,119 @@ def _server_lines(
     line.append(f"{server.num_waiting} waiting", "bold yellow" if server.num_waiting else "")
     line.append(f"  {_number(server.tokens_per_second, 1)} tokens/s")
 
+    bar_width = 20 if width >= _WIDE else 10
     used = server.num_blocks - server.num_free_blocks
     blocks = Text("blocks ", no_wrap=True, overflow="ellipsis")
-    blocks.append_text(_bar(used / server.num_blocks if server.num_blocks else 0.0, 20))
+    share = used / server.num_blocks if server.num_blocks else 0.0
+    blocks.append_text(_bar(share, bar_width))
     blocks.append(f" {used} of {server.num_blocks}, {server.num_cached_blocks} cached")
     if sample.ledger_level_ms is not None:
         blocks.append(f"  ledger {sample.ledger_level_ms:.1f} ms")
 
     step = Text("step   ", no_wrap=True, overflow="ellipsis")
-    step.append_text(_stages(server, 20))
+    step.append_text(_stages(server, bar_width))
     step.append(f" {_number(server.measured_step_ms, 1)} ms")
-    if server.predicted_step_ms is not None:
-        step.append(f" (predicted {server.predicted_step_ms:.1f})")
-    step.append(f", {server.num_rows} rows")
+    rows = f"{server.num_rows} rows"
     if server.break_even_rows is not None:
-        step.append(f" of {server.break_even_rows} where drafting still pays")
+        rows += f" of {server.break_even_rows} where drafting still pays"
+    predicted = server.predicted_step_ms
+    more = rows if predicted is None else f"predicted {predicted:.1f} ms, {rows}"
+    steps = [step]
+    if step.cell_len + len(more) + 2 <= width:
+        step.append(f", {more}")
+    else:
+        steps.append(Text(f"       {more}", no_wrap=True, overflow="ellipsis"))
 
     speed = Text("speed  ", no_wrap=True)
     speed.append(sparkline(list(history.tokens_per_second)[-max(1, width - 8) :]), "green")
-    return [line, blocks, step, speed, Text()]
+    return [line, blocks, *steps, speed, Text()]
 
 
-def _table(sessions: Sequence[SessionTelemetry]) -> Table:
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column but the reason. worth: what is worth less goes first where the terminal is
+    narrow."""
+
+    title: str
+    worth: int
+    cell: Callable[[SessionTelemetry], str | Text]
+    is_number: bool = True
+
+
+_SESSION = _Column("session", 9, lambda each: _name(each), is_number=False)
+_GATE = _Column(
+    "gate",
+    8,
+    lambda each: Text(each.gate, _GATE_STYLES.get(each.gate, "")),
+    is_number=False,
+)
+_COLUMNS = (
+    _SESSION,
+    _Column("drafter", 1, lambda each: printable(each.drafter), is_number=False),
+    _GATE,
+    _Column("accepted", 6, lambda each: _number(each.acceptance, 2)),
+    _Column("tokens/step", 4, lambda each: _number(each.tokens_per_step, 2)),
+    _Column("tokens/s", 7, lambda each: _speed(each)),
+    _Column("first ms", 3, lambda each: _number(each.time_to_first_token_ms, 0)),
+    _Column(
+        "drafted",
+        2,
+        lambda each: sparkline([float(count) for count in each.gamma_histogram]),
+        is_number=False,
+    ),
+)
+
+
+def _table(sessions: Sequence[SessionTelemetry], width: int) -> Table:
+    """One line a session. Where the terminal is too narrow for every column beside the reason, the
+    less important go, and the reason last."""
+    cells = {column: [_literal(column.cell(each)) for each in sessions] for column in _COLUMNS}
+    if width < _WIDE:
+        for name in cells[_SESSION]:
+            name.truncate(_SHORT_NAME, overflow="ellipsis")
+    needed = {
+        column: _BETWEEN + max([len(column.title), *(cell.cell_len for cell in of_column)])
+        for column, of_column in cells.items()
+    }
+    has_reason = width >= needed[_SESSION] + needed[_GATE] + _BETWEEN + _LEAST_REASON
+    room = width - (_BETWEEN + _LEAST_REASON if has_reason else 0)
+    kept = sorted(_COLUMNS, key=lambda column: -column.worth)
+    while len(kept) > 1 and sum(needed[column] for column in kept) > room:
+        kept.pop()
+    shown = [column for column in _COLUMNS if column in kept]
+
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), expand=True, show_edge=False)
-    table.add_column("session", no_wrap=True)
-    table.add_column("drafter", no_wrap=True)
-    table.add_column("gate", no_wrap=True)
-    for name in ("accepted", "tokens/step", "tokens/s", "first ms"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("drafted", no_wrap=True)
-    table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
-    for each in sessions:
-        table.add_row(
-            Text(_name(each)),
-            Text(printable(each.drafter)),
-            Text(each.gate, _GATE_STYLES.get(each.gate, "")),
-            _number(each.acceptance, 2),
-            _number(each.tokens_per_step, 2),
-            _number(each.tokens_per_second, 1),
-            _number(each.time_to_first_token_ms, 0),
-            sparkline([float(count) for count in each.gamma_histogram]),
-            Text(printable(each.reason)),
-            style="" if each.active else "dim",
-        )
+    for column in shown:
+        justify: Literal["left", "right"] = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=True)
+    if has_reason:
+        table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row, each in enumerate(sessions):
+        # The gate has a column of its own, before which it need not be said again.
+        reason = Text(printable(each.reason.removeprefix(f"{each.gate}: ")))
+        values = [cells[column][row] for column in shown]
+        style = "" if each.active else "dim"
+        table.add_row(*values, *([reason] if has_reason else ()), style=style)
     return table
+
+
+def _literal(cell: str | Text) -> Text:
+    """Never markup."""
+    return Text(cell) if isinstance(cell, str) else cell
 
 
 def _name(each: SessionTelemetry) -> str:
     short = each.session_id.removeprefix("sess_")[:8]
-    return printable(short if each.lane is None else f"{short}/{each.lane}")[:28]
+    if each.lane is None:
+        return printable(short)
+    # A lane that is an id is told apart by its beginning, as the connection is.
+    is_id = re.fullmatch(r"[0-9a-fA-F-]{16,}", each.lane) is not None
+    lane = each.lane[:8] if is_id else each.lane
+    return printable(f"{short}/{lane}")[:_LONGEST_NAME]
+
+
+def _speed(each: SessionTelemetry) -> str:
+    return _number(each.tokens_per_second, 1) if each.active else "idle"
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -1,5 +1,5 @@
 // Generated from protocol/asyncapi.json by scripts/generate-protocol.mjs; do not edit.
-// sha256 of the document: 13580cb3c3253147d6e49c3e694e8215920d2b02d4a17839a6ed6a082cd0bf66
+// sha256 of the document: d3b8c20257fd3db733c737bea3b03f09732e5599db284399a66064e5fef57380
 export const PROTOCOL_VERSION = "1.0.0";
 
 /**
@@ -276,7 +276,7 @@ export interface OutputTokensDetails {
   reasoning_tokens: number;
 }
 /**
- * What speculation did for one response. num_examined: drafted positions whose fate the target decided (accepted, plus one for each rejection). acceptance: num_accepted / num_examined, None when nothing was examined. accepted_per_position[i]: how often the draft's position i was accepted. tokens_per_step: committed tokens per target pass, 1 for plain decoding. The *_ms fields are this response's share of wall time; expected_plain_ms is what plain decoding would have taken by the server's cost table, None while there is none.
+ * What speculation did for one response. num_examined: drafted positions tested up to the first failure of each round. acceptance: the share of them that passed, by the token rule whatever rule was used; None when nothing was examined. accepted_per_position[i]: how often the draft's position i was accepted. tokens_per_step: committed tokens per target pass, 1 for plain decoding. tokens_per_second: of the time from the prompt's first step to the end. The *_ms fields are this response's share of wall time; expected_plain_ms is what plain decoding would have taken by the server's cost table, None while there is none.
  */
 export interface PacelineSummary {
   num_drafted: number;
@@ -453,7 +453,7 @@ export interface ResponseIncomplete {
   response: Response;
 }
 /**
- * The engine as a whole, as of its last step. num_rows: token rows in that step's target pass. predicted_step_ms: by the cost table, None while there is none. break_even_rows: above it a step is compute-bound and drafting cannot pay.
+ * The engine as a whole. The step is the one that the sessions' times are shares of. tokens_per_second: over the last two seconds. num_rows: token rows in the step's target pass. predicted_step_ms: by the cost table, None while there is none. break_even_rows: above it a step is compute-bound and drafting cannot pay.
  */
 export interface ServerTelemetry {
   num_sessions: number;
@@ -473,7 +473,7 @@ export interface ServerTelemetry {
   break_even_rows: number | null;
 }
 /**
- * One lane of one connection, as of its last step. session_id: the connection. lane: its `stream_id`, None for the lane without a name. active: a response is running. reason: why the gate is where it is, in words and numbers. acceptance: over the last examined positions; None before any. accepted_per_position[i] and examined_per_position[i]: counts by depth of the draft. gamma_histogram[g]: steps that drafted g tokens. tokens_per_step: committed tokens per target pass. The *_ms fields are this lane's share of the last step.
+ * One lane of one connection, as of its last step. session_id: the connection. lane: its `stream_id`, None for the lane without a name. active: a response is running. reason: why the gate is where it is: the gate, a colon, the cause, and behind a semicolon what was measured of the session lately, if anything. acceptance: over the last examined positions, 64 at most; None before any. accepted_per_position[i] and examined_per_position[i]: counts by depth of the draft. gamma_histogram[g]: steps that drafted g tokens. tokens_per_step: committed tokens per target pass. tokens_per_second: over the last two seconds. The *_ms fields are this lane's share of the server's step that is told with it, 0 if it took no part in that.
  */
 export interface SessionTelemetry {
   session_id: string;
