@@ -119,6 +119,8 @@ class JsonCodec(Codec):
                 ErrorCode.INVALID_JSON, "the message is nested too deeply"
             ) from None
         except (msgspec.DecodeError, UnicodeError) as error:
+            if not payload.strip():
+                raise _empty(ErrorCode.INVALID_JSON, "JSON object") from None
             raise ProtocolError(
                 ErrorCode.INVALID_JSON,
                 f"the message is not valid JSON: {json_fault(payload, error)}",
@@ -159,9 +161,15 @@ class MsgpackCodec(Codec):
                 ErrorCode.INVALID_MSGPACK, "the message is nested too deeply"
             ) from None
         except (msgspec.DecodeError, UnicodeError, TypeError, ValueError, OverflowError) as error:
+            if not payload:
+                raise _empty(ErrorCode.INVALID_MSGPACK, "MessagePack map") from None
             raise ProtocolError(
                 ErrorCode.INVALID_MSGPACK, f"the message is not valid MessagePack: {error}"
             ) from None
+
+
+def _empty(code: ErrorCode, wanted: str) -> ProtocolError:
+    return ProtocolError(code, f"the message is empty; it must be a {wanted} with a `type`")
 
 
 JSON_CODEC: Final = JsonCodec()

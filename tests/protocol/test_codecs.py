@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from paceline_protocol import JSON_CODEC, MSGPACK_CODEC, ErrorCode, ProtocolError, UnknownEvent
 from paceline_protocol import messages as m
+
+if TYPE_CHECKING:
+    from paceline_protocol.codecs import Codec
 
 CREATE = "response.create"
 
@@ -232,6 +235,12 @@ def test_a_lone_surrogate_is_not_called_an_early_end(text: str, why: str) -> Non
     with pytest.raises(ProtocolError, match=why) as caught:
         JSON_CODEC.decode_client(text)
     assert caught.value.code is ErrorCode.INVALID_JSON
+
+
+@pytest.mark.parametrize("codec", [JSON_CODEC, MSGPACK_CODEC])
+def test_an_empty_message_is_called_empty(codec: Codec) -> None:
+    with pytest.raises(ProtocolError, match="the message is empty; it must be a .* with a `type`"):
+        codec.decode_client(b"" if codec.is_binary else " \n")
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x81", b"\x91" * 100_000, b"\xa1\xff"])

@@ -210,8 +210,8 @@ class TextCodec:
         """
         if self._template is None:
             raise RequestError(
-                "this model has no chat template, so it takes completion.create with a prompt and "
-                "no response.create",
+                "this model has no chat template, so it takes no conversations, only raw prompts "
+                "(completion.create on the socket, /v1/completions over HTTP)",
                 field="input",
             )
         if not messages:

@@ -23,7 +23,7 @@ from paceline_protocol.requests import CompletionCreate, PacelineOptions, Respon
 from paceline_protocol.responses import Response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from paceline.core.limits import EngineLimits
     from paceline.model.chat import ChatMessage, EncodedChat
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from paceline.server.tool_calls.tools import Tools
 
 COMPLETION_PREFIX: Final = "cmpl"
+MAX_METADATA_PAIRS: Final = 16
+MAX_METADATA_KEY: Final = 64
+MAX_METADATA_VALUE: Final = 512
+"""OpenAI's limits, in characters."""
 
 
 def _no_bytes(token_id: int) -> bytes:
@@ -118,6 +122,7 @@ def admit(
     if isinstance(message, ResponseCreate):
         _check_model(message, settings)
         messages = _check_input(message)
+        _check_metadata(message.metadata or {})
     else:
         _check_text(message)
         messages = ()
@@ -207,6 +212,31 @@ def _check_input(message: ResponseCreate) -> tuple[ChatMessage, ...]:
         "with at least one message",
         param="input",
     )
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    """It is kept and sent back, so it must be small."""
+    if len(metadata) > MAX_METADATA_PAIRS:
+        raise ProtocolError(
+            ErrorCode.INVALID_VALUE,
+            f"metadata has {len(metadata)} pairs; it must have at most {MAX_METADATA_PAIRS}",
+            param="metadata",
+        )
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY:
+            raise ProtocolError(
+                ErrorCode.INVALID_VALUE,
+                f"a key of metadata has {len(key)} characters; it must have at most "
+                f"{MAX_METADATA_KEY}",
+                param="metadata",
+            )
+        if len(value) > MAX_METADATA_VALUE:
+            raise ProtocolError(
+                ErrorCode.INVALID_VALUE,
+                f"metadata.{key} has {len(value)} characters; it must have at most "
+                f"{MAX_METADATA_VALUE}",
+                param=f"metadata.{key}",
+            )
 
 
 def _response(

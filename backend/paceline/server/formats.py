@@ -1,8 +1,13 @@
-"""What a request says about the form of its answer, as one grammar."""
+"""What a request says about the form of its answer, as one grammar.
+
+How long a grammar takes to compile grows with its size, in places with the square of it, and no
+request may keep the server busy for long with that. So sizes are bounded here: up to these bounds
+even what is written to be slow takes seconds at most, and what people write takes milliseconds.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -13,6 +18,13 @@ from paceline_protocol.requests import ResponseCreate
 
 if TYPE_CHECKING:
     from paceline_protocol.requests import CompletionCreate, GrammarOptions
+
+MAX_REGEX_CHARACTERS: Final = 16_384
+"""Of a regular expression, and of all patterns in a schema together."""
+MAX_LARK_CHARACTERS: Final = 32_768
+MAX_SCHEMA_CHARACTERS: Final = 131_072
+"""Of one schema as JSON, and of all choices together."""
+MAX_CHOICES: Final = 10_000
 
 _ANY_OBJECT = '{"type":"object"}'
 
@@ -53,17 +65,65 @@ def _native(options: GrammarOptions) -> Format:
         )
     path = f"{path}.{given[0]}"
     if options.regex is not None:
+        _bound(len(options.regex), MAX_REGEX_CHARACTERS, "characters", path)
         return Format(Grammar(GrammarKind.REGEX, options.regex), path)
     if options.lark is not None:
+        _bound(len(options.lark), MAX_LARK_CHARACTERS, "characters", path)
         return Format(Grammar(GrammarKind.LARK, options.lark), path)
     if options.choice is not None:
-        if not all(options.choice) or not options.choice:
-            raise ProtocolError(
-                ErrorCode.INVALID_VALUE, f"{path} must hold texts, none empty", param=path
-            )
-        texts = " | ".join(msgspec.json.encode(each).decode() for each in options.choice)
-        return Format(Grammar(GrammarKind.LARK, f"start: {texts}"), path)
-    return Format(Grammar(GrammarKind.JSON_SCHEMA, _dumped(options.json_schema)), path)
+        return Format(_choice(options.choice, path), path)
+    return Format(schema_grammar(options.json_schema, path), path)
+
+
+def _choice(texts: list[str], path: str) -> Grammar:
+    if not all(texts) or not texts:
+        raise ProtocolError(
+            ErrorCode.INVALID_VALUE, f"{path} must hold texts, none empty", param=path
+        )
+    _bound(len(texts), MAX_CHOICES, "texts", path)
+    _bound(sum(map(len, texts)), MAX_SCHEMA_CHARACTERS, "characters", path)
+    # One terminal instead of as many rules: it becomes one automaton, however many there are.
+    listed = " | ".join(msgspec.json.encode(each).decode() for each in dict.fromkeys(texts))
+    return Grammar(GrammarKind.LARK, f"start: CHOICE\nCHOICE: {listed}")
+
+
+def schema_grammar(schema: Any, path: str) -> Grammar:
+    """The grammar of JSON that fits a schema. Raises ProtocolError for one that is too large."""
+    text = msgspec.json.encode(schema).decode()
+    check_schema_size(len(text), schema, path)
+    return Grammar(GrammarKind.JSON_SCHEMA, text)
+
+
+def check_schema_size(num_characters: int, schema: Any, path: str) -> None:
+    """num_characters: of the schema as JSON. Raises ProtocolError."""
+    _bound(num_characters, MAX_SCHEMA_CHARACTERS, "characters as JSON", path)
+    num_pattern = _num_pattern_characters(schema)
+    _bound(num_pattern, MAX_REGEX_CHARACTERS, "characters in its patterns", path)
+
+
+def _num_pattern_characters(schema: Any) -> int:
+    """Of all regular expressions in a schema; what only looks like one counts as well."""
+    total = 0
+    left = [schema]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left.extend(each)
+        elif isinstance(each, dict):
+            left.extend(each.values())
+            pattern, named = each.get("pattern"), each.get("patternProperties")
+            total += len(pattern) if isinstance(pattern, str) else 0
+            total += sum(map(len, named)) if isinstance(named, dict) else 0
+    return total
+
+
+def _bound(count: int, most: int, what: str, path: str) -> None:
+    if count > most:
+        raise ProtocolError(
+            ErrorCode.INVALID_VALUE,
+            f"{path} has {count} {what}; it must have at most {most}",
+            param=path,
+        )
 
 
 def _text_format(text: object) -> Format | None:
@@ -95,14 +155,10 @@ def _text_format(text: object) -> Format | None:
                 raise ProtocolError(
                     code, f"{path}.schema must be a JSON schema", param=f"{path}.schema"
                 )
-            return Format(Grammar(GrammarKind.JSON_SCHEMA, _dumped(schema)), f"{path}.schema")
+            return Format(schema_grammar(schema, f"{path}.schema"), f"{path}.schema")
         case _:
             raise ProtocolError(
                 ErrorCode.INVALID_VALUE,
                 f"{path}.type must be `text`, `json_object` or `json_schema`",
                 param=f"{path}.type",
             )
-
-
-def _dumped(schema: Any) -> str:
-    return msgspec.json.encode(schema).decode()

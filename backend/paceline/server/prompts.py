@@ -112,9 +112,9 @@ def encode(
         return _encode(prompt, codec, grammar)
     except RecursionError as error:
         # What nests without a bound of its own is a schema, of a tool or of the answer's format.
+        has_tools = isinstance(prompt, ChatPrompt) and prompt.tools
         raise RequestError(
-            "a schema is nested too deeply to be written into the prompt; flatten it",
-            field="tools" if isinstance(prompt, ChatPrompt) and prompt.tools else "text.format",
+            "a schema is nested too deeply; flatten it", field="tools" if has_tools else "grammar"
         ) from error
 
 

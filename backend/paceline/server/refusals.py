@@ -28,7 +28,10 @@ def refuse_unserved(message: ResponseCreate | CompletionCreate) -> None:
 
 def _refuse_openai_fields(message: ResponseCreate) -> None:
     if message.background not in (None, False):
-        raise _unsupported("background", "is not served over a socket; leave it out")
+        raise _unsupported(
+            "background",
+            "is not served; leave it out and wait for the answer, or read it as a stream",
+        )
     if message.conversation is not None:
         raise _unsupported("conversation", "is not served; use previous_response_id")
     if message.prompt is not None:

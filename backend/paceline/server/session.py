@@ -219,7 +219,7 @@ class Session:
         """Raises ProtocolError for whatever can be refused before the lane gets to it."""
         if self._is_draining:
             raise ProtocolError(
-                ErrorCode.SERVER_SHUTTING_DOWN, "the server is shutting down; connect again"
+                ErrorCode.SERVER_SHUTTING_DOWN, "the server is shutting down; try again later"
             )
         each = admit(message, self._settings, now=self._clock(), new_id=self._new_id)
         self._check_room(each.lane)
@@ -311,7 +311,7 @@ class Session:
             return "is a completion of raw text, which has no turns to go on from"
         if response_id in self._open:
             return "has not ended yet"
-        return "is not known on this connection; send the whole conversation as input"
+        return "is not known, or not any more; send the whole conversation as input"
 
     def _refuse(self, each: OpenRequest, error: ProtocolError) -> list[Effect]:
         return [Send(ErrorEvent.from_error(error)), *self._leave(each)]

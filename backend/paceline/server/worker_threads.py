@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -65,4 +65,4 @@ class WorkerThreads:
                 raise errors[0]
             finally:
                 errors.clear()  # else the error would hold on to itself
-        return cast("T", results[0])
+        return results[0]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.server.http.client_names import ClientNames
+from paceline_protocol.errors import ErrorCode, ProtocolError
 from tests.server.serving import serving
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ USER = {"role": "user", "content": "hi"}
 M: dict[str, Any] = {"messages": [USER]}
 P: dict[str, Any] = {"prompt": "hi"}
 I: dict[str, Any] = {"input": "hi"}  # noqa: E741
+T: dict[str, Any] = {"type": "function"}
+F = "tools[0].function"
+LARGE_SCHEMA = {"enum": [f"choice number {number}" for number in range(10_000)]}
 G: dict[str, Any] = {"input_prefix": "hi", "input_suffix": "x"}
 
 # path, body, status, code, param
@@ -127,6 +132,89 @@ CASES: list[tuple[str, Any, int, str, str | None]] = [
         "invalid_value",
         "response_format.json_schema.schema",
     ),
+    (
+        CHAT,
+        M | {"response_format": {"type": "json_schema", "schema": {"wrong": 1}}},
+        400,
+        "invalid_value",
+        "response_format.schema",
+    ),
+    (CHAT, M | {"response_format": "json"}, 400, "invalid_type", "response_format"),
+    (
+        CHAT,
+        M | {"response_format": {"type": "json_object"}, "guided_choice": ["a"]},
+        400,
+        "invalid_value",
+        "guided_choice",
+    ),
+    (CHAT, M | {"tools": [T | {"function": {"name": "?"}}]}, 400, "invalid_value", f"{F}.name"),
+    (
+        CHAT,
+        M | {"tools": [T | {"function": {"name": "f", "parameters": 7}}]},
+        400,
+        "invalid_type",
+        f"{F}.parameters",
+    ),
+    (
+        CHAT,
+        M | {"tools": [T | {"function": {"name": "f", "description": 7}}]},
+        400,
+        "invalid_type",
+        f"{F}.description",
+    ),
+    (CHAT, M | {"tools": [T | {"name": "?"}]}, 400, "invalid_value", "tools[0].name"),
+    (
+        CHAT,
+        M
+        | {
+            "tools": [T | {"function": {"name": "f"}}],
+            "tool_choice": {"type": "function", "function": {"name": "g"}},
+        },
+        400,
+        "invalid_value",
+        "tool_choice.function.name",
+    ),
+    (CHAT, M | {"guided_regex": "a" * 20_000}, 400, "invalid_value", "guided_regex"),
+    (
+        CHAT,
+        M | {"guided_grammar": "start: " + "a" * 40_000},
+        400,
+        "invalid_value",
+        "guided_grammar",
+    ),
+    (CHAT, M | {"guided_choice": ["a"] * 100_000}, 400, "invalid_value", "guided_choice"),
+    (CHAT, M | {"guided_choice": ["a" * 200_000]}, 400, "invalid_value", "guided_choice"),
+    (CHAT, M | {"guided_json": LARGE_SCHEMA}, 400, "invalid_value", "guided_json"),
+    (CHAT, M | {"guided_json": {"pattern": "a" * 20_000}}, 400, "invalid_value", "guided_json"),
+    (
+        CHAT,
+        M | {"response_format": {"type": "json_schema", "json_schema": {"schema": LARGE_SCHEMA}}},
+        400,
+        "invalid_value",
+        "response_format.json_schema.schema",
+    ),
+    (
+        CHAT,
+        M
+        | {
+            "tools": [T | {"function": {"name": "f", "strict": True, "parameters": LARGE_SCHEMA}}],
+        },
+        400,
+        "invalid_value",
+        "tools",
+    ),
+    (CHAT, M | {"metadata": {str(i): "x" for i in range(17)}}, 400, "invalid_value", "metadata"),
+    (CHAT, M | {"metadata": {"k" * 65: "x"}}, 400, "invalid_value", "metadata"),
+    (CHAT, M | {"metadata": {"note": "x" * 513}}, 400, "invalid_value", "metadata.note"),
+    (RESPONSES, I | {"metadata": {"note": "x" * 513}}, 400, "invalid_value", "metadata.note"),
+    (RESPONSES, I | {"grammar": {"choice": []}}, 400, "invalid_value", "grammar.choice"),
+    (
+        RESPONSES,
+        I | {"text": {"format": {"type": "json_schema", "schema": LARGE_SCHEMA}}},
+        400,
+        "invalid_value",
+        "text.format.schema",
+    ),
     (CHAT, M | {"guided_regex": "wrong"}, 400, "invalid_value", "guided_regex"),
     (CHAT, M | {"guided_json": "{"}, 400, "invalid_value", "guided_json"),
     (CHAT, M | {"guided_json": {"wrong": 1}}, 400, "invalid_value", "guided_json"),
@@ -159,6 +247,14 @@ CASES: list[tuple[str, Any, int, str, str | None]] = [
     (TEXT, P | {"logprobs": True}, 400, "invalid_type", "logprobs"),
     (TEXT, P | {"logprobs": 21}, 400, "invalid_value", "logprobs"),
     (TEXT, P | {"echo": True, "logprobs": 1}, 400, "unsupported_parameter", "echo"),
+    (TEXT, P | {"echo": True, "max_tokens": 0}, 400, "unsupported_parameter", "echo"),
+    (
+        TEXT,
+        P | {"echo": True, "max_tokens": 0, "logprobs": 1},
+        400,
+        "unsupported_parameter",
+        "echo",
+    ),
     (TEXT, P | {"best_of": 3}, 400, "unsupported_parameter", "best_of"),
     (TEXT, P | {"model": "x"}, 404, "model_not_found", "model"),
     (TEXT, {"prompt": "x" * 5000}, 400, "context_length_exceeded", "prompt"),
@@ -223,8 +319,18 @@ async def test_wrong_bodies(server: Server, http: httpx.AsyncClient, is_stream: 
         assert error["type"] == "invalid_request_error"
         assert error["message"], shown
         assert "['" not in error["message"], "a list as Python writes it"
+        _require_the_clients_names(path, body, error["message"], shown)
     assert server.engine.submitted == []
     assert (await http.post(CHAT, json=M)).status_code == 200
+
+
+def _require_the_clients_names(path: str, body: Any, message: str, shown: object) -> None:
+    """No sentence speaks of a field of our own message that the client did not send."""
+    sent = json.dumps(body)
+    for ours in ("paceline.", "text.format", "max_output_tokens"):
+        is_own = path == RESPONSES or ours.partition(".")[0] in sent
+        assert is_own or ours not in message, shown
+    assert path == RESPONSES or not message.startswith("input is"), shown
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, FIM, INFILL])
@@ -284,3 +390,59 @@ async def test_a_fault_of_ours_is_a_500_and_the_server_lives(http: httpx.AsyncCl
 def test_the_table_holds_what_json_can_hold() -> None:
     for _, body, *_ in CASES:
         json.dumps(body)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, FIM, INFILL])
+@pytest.mark.parametrize("body", [b"", b" \n"], ids=["nothing", "space"])
+async def test_an_empty_body_is_called_empty(
+    http: httpx.AsyncClient, path: str, body: bytes
+) -> None:
+    answered = await http.post(path, content=body)
+    error = answered.json()["error"]
+    assert (answered.status_code, error["code"]) == (400, "invalid_json")
+    assert error["message"].startswith("the body is empty; it must be a JSON object")
+
+
+async def test_the_limits_are_said(http: httpx.AsyncClient) -> None:
+    limits: list[tuple[dict[str, Any], str]] = [
+        (
+            {"guided_choice": ["a"] * 100_000},
+            "guided_choice has 100000 texts; it must have at most",
+        ),
+        ({"guided_regex": "a" * 20_000}, "guided_regex has 20000 characters; it must have at most"),
+        (
+            {"metadata": {"k" * 65: "x"}},
+            "a key of metadata has 65 characters; it must have at most",
+        ),
+        ({"metadata": {"k": "x" * 513}}, "metadata.k has 513 characters; it must have at most 512"),
+    ]
+    for more, said in limits:
+        answered = await http.post(CHAT, json=M | more)
+        assert answered.json()["error"]["message"].startswith(said), answered.text
+
+
+async def test_as_much_as_the_limits_allow(http: httpx.AsyncClient) -> None:
+    largest = {
+        "guided_choice": [f"{number:05}" for number in range(10_000)],
+        "metadata": {f"{number:064}": "x" * 512 for number in range(16)},
+    }
+    answered = await http.post(CHAT, json=M | largest)
+    assert answered.status_code == 200, answered.text
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "told", "path"),
+    [
+        ("input is empty; send input", "input", "messages is empty; send input", "messages"),
+        ("text.format.schema[0] is x", "text.format.schema[0]", "schema[0] is x", "schema[0]"),
+        ("text.formats or my.text.format", "text", "text.formats or my.text.format", "text"),
+        ("the input leaves text.format.", "text.format.x", "the input leaves form.", "form.x"),
+    ],
+)
+def test_errors_in_the_clients_words(message: str, param: str, told: str, path: str) -> None:
+    names = ClientNames(
+        {"text.format": "form", "text.format.schema": "schema", "input": "messages"}
+    )
+    error = ProtocolError(ErrorCode.INVALID_VALUE, message, param=param)
+    names.put_into(error)
+    assert (error.message, error.param) == (told, path)

@@ -178,7 +178,7 @@ class TestChat:
             Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer"}'),
             Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}'),
             None,
-            Grammar(GrammarKind.LARK, 'start: "yes" | "no"'),
+            Grammar(GrammarKind.LARK, 'start: CHOICE\nCHOICE: "yes" | "no"'),
         ]
 
     async def test_a_parsed_answer(self) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Send
 
+    from paceline.server.http.client_names import ClientNames
     from paceline.server.http.exchange import Exchange
     from paceline_protocol.events import ErrorDetails, ServerEvent
     from paceline_protocol.responses import Response
@@ -79,7 +80,7 @@ class Answer:
     """Writes the answer of one request.
 
     lanes: of the request's responses, in their order. on_progress: called with each event before it
-    is shown; it may cancel. rename: from a path in our own message to one in the client's body.
+    is shown; it may cancel. names: of what errors are about.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Answer:
         lanes: Sequence[str | None],
         is_stream: bool,
         slow_reader_s: float,
-        rename: Callable[[str | None], str | None],
+        names: ClientNames,
         on_progress: Callable[[ServerEvent], None] | None = None,
     ) -> None:
         self._exchange = exchange
@@ -100,7 +101,7 @@ class Answer:
         self._places = {lane: index for index, lane in enumerate(lanes)}
         self._is_stream = is_stream
         self._slow_reader_s = slow_reader_s
-        self._rename = rename
+        self._names = names
         self._on_progress = on_progress
         self._ended: dict[int, Response] = {}
         self.has_started = False
@@ -123,10 +124,7 @@ class Answer:
         while len(taken) < len(self._places):
             for event in await self._exchange.take(KEEP_ALIVE_S):
                 if isinstance(event, ErrorEvent):
-                    details = msgspec.structs.replace(
-                        event.error, param=self._rename(event.error.param)
-                    )
-                    raise Refusal(event.status, details)
+                    raise Refusal(event.status, self._names.details(event.error))
                 self._require_success(event)
                 taken.add(self._place(event))
                 events.append(event)

@@ -48,6 +48,12 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
 
 def decode_object(body: bytes) -> dict[str, Any]:
     """The body's JSON object in plain values. Raises ProtocolError."""
+    if not body.strip():
+        raise ProtocolError(
+            ErrorCode.INVALID_JSON,
+            "the body is empty; it must be a JSON object with what this address takes, which "
+            "/openapi.json describes",
+        )
     try:
         value = msgspec.json.decode(body)
     except RecursionError:

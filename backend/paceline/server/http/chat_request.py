@@ -34,10 +34,8 @@ UNSERVED = {
 }
 OUR_NAMES = {
     "input": "messages",
-    "max_output_tokens": "max_tokens",
     "text.format.schema": "response_format.json_schema.schema",
     "text.format": "response_format",
-    "top_logprobs": "top_logprobs",
 }
 
 
@@ -138,6 +136,7 @@ def messages_of_chat(body: ChatRequest) -> tuple[ResponseCreate, ...]:
         tools=_tools(body.tools),
         tool_choice=_tool_choice(body.tool_choice),
         text=_text(body.response_format),
+        metadata=body.metadata,
     )
     return tuple(
         msgspec.structs.replace(first, stream_id=str(choice), paceline=seeded(options, choice))
@@ -148,8 +147,17 @@ def messages_of_chat(body: ChatRequest) -> tuple[ResponseCreate, ...]:
 def names_of_chat(body: ChatRequest) -> dict[str, str]:
     """Where paths of our own message begin otherwise in the client's body."""
     is_new = body.max_completion_tokens is not None
-    limit = "max_completion_tokens" if is_new else "max_tokens"
-    return names_of(body) | OUR_NAMES | {"max_output_tokens": limit}
+    names = names_of(body) | OUR_NAMES
+    names["max_output_tokens"] = "max_completion_tokens" if is_new else "max_tokens"
+    if _is_flat(body.response_format):
+        names["text.format.schema"] = "response_format.schema"
+    for place, tool in enumerate(body.tools if isinstance(body.tools, list) else ()):
+        if _has_function(tool):
+            for field in ("name", "description", "parameters", "strict"):
+                names[f"tools[{place}].{field}"] = f"tools[{place}].function.{field}"
+    if _has_function(body.tool_choice):
+        names["tool_choice.name"] = "tool_choice.function.name"
+    return names
 
 
 def _items(message: ChatMessageBody, path: str) -> list[InputItem]:
@@ -196,15 +204,27 @@ def _tools(tools: Any) -> Any:
     if not isinstance(tools, list):
         return tools
     return [
-        {"type": tool.get("type")} | tool["function"]
-        if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
-        else tool
+        {"type": tool.get("type")} | tool["function"] if _has_function(tool) else tool
         for tool in tools
     ]
 
 
+def _has_function(value: Any) -> bool:
+    """Whether it is in chat's form; some clients send that of Responses."""
+    return isinstance(value, dict) and isinstance(value.get("function"), dict)
+
+
+def _is_flat(response_format: Any) -> bool:
+    """Whether it has the form of `text.format`, with the schema at its top."""
+    return (
+        isinstance(response_format, dict)
+        and "schema" in response_format
+        and not isinstance(response_format.get("json_schema"), dict)
+    )
+
+
 def _tool_choice(choice: Any) -> Any:
-    if isinstance(choice, dict) and isinstance(choice.get("function"), dict):
+    if _has_function(choice):
         return {"type": choice.get("type"), "name": choice["function"].get("name")}
     return choice
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from paceline_protocol.responses import Response
 
 DEFAULT_MAX_TOKENS = 16
+_WHY_NO_SCORES = "tokens of a prompt have no log-probabilities here, only generated ones have"
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,6 +55,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True, omit_defaults
 
 def parse_completion(value: dict[str, Any], gateway: Gateway) -> Ask:
     """See `endpoint.Endpoint`."""
+    _refuse_scoring(value)
     body = convert(value, CompletionRequest)
     model = gateway.session_settings.model
     check_model(body.model, model)
@@ -61,7 +63,9 @@ def parse_completion(value: dict[str, Any], gateway: Gateway) -> Ask:
     if body.best_of not in (None, num_choices):
         raise _unsupported("best_of", f"must be n, which is {num_choices}")
     if body.echo and body.logprobs is not None:
-        raise _unsupported("echo", "is not served together with logprobs")
+        raise _unsupported(
+            "echo", f"is not served together with logprobs: {_WHY_NO_SCORES}; leave one of them out"
+        )
     prompts = _prompts(body.prompt)
     if len(prompts) * num_choices > MAX_CHOICES:
         raise ProtocolError(
@@ -203,6 +207,17 @@ def _prompts(
         "prompt mixes texts and token ids; all of its elements must be of one kind",
         param="prompt",
     )
+
+
+def _refuse_scoring(value: dict[str, Any]) -> None:
+    """Raises ProtocolError for a body that asks for nothing but its own prompt, with or without
+    `logprobs`: how clients have a text scored."""
+    if value.get("echo") is True and value.get("max_tokens") == 0:
+        raise _unsupported(
+            "echo",
+            f"with max_tokens 0 asks for the prompt's own score, which is not served: "
+            f"{_WHY_NO_SCORES}; leave echo out and set max_tokens to 1 or more",
+        )
 
 
 def _text_of(prompt: str | list[int], codec: TargetCodec) -> str:

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 
 from paceline.server.http.answer import Answer
 from paceline.server.http.bodies import ClientLeft, decode_object, read_body
+from paceline.server.http.client_names import ClientNames
 from paceline.server.http.errors import Refusal, error_response
 from paceline_protocol.errors import ErrorCode, ProtocolError
 
@@ -36,7 +37,7 @@ class Ask:
     """What a body asks for.
 
     messages: one for each response, each in a lane of its own if there are several. view: shows the
-    responses. names: where a path in our own message begins otherwise in the client's body.
+    responses. names: see `ClientNames`.
     client_key: what the client calls itself, so that what speculation learns outlives the request.
     watch: makes the function that sees each event first and may cancel; responses may then end as
     cancelled.
@@ -48,15 +49,6 @@ class Ask:
     names: dict[str, str]
     client_key: str | None = None
     watch: Callable[[Exchange], Callable[[ServerEvent], None]] | None = None
-
-    def rename(self, param: str | None) -> str | None:
-        """The client's own path for one in our message."""
-        if param is None:
-            return None
-        for ours, theirs in self.names.items():
-            if param == ours or param.startswith((f"{ours}.", f"{ours}[")):
-                return theirs + param[len(ours) :]
-        return param
 
 
 class Endpoint:
@@ -103,7 +95,7 @@ class Endpoint:
             lanes=[message.stream_id for message in ask.messages],
             is_stream=ask.is_stream,
             slow_reader_s=self._gateway.settings.slow_reader_s,
-            rename=ask.rename,
+            names=ClientNames(ask.names),
             on_progress=None if ask.watch is None else ask.watch(exchange),
         )
         refusals: list[Refusal] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paceline.server.http.answer import frame
+from paceline.server.http.client_names import ClientNames
 from paceline.server.http.endpoint import Ask
 from paceline.server.refusals import OPTION_NAMES
 from paceline_protocol.codecs import client_event
@@ -42,7 +43,7 @@ def parse_response(value: dict[str, Any], gateway: Gateway) -> Ask:
     try:
         message = client_event(body | {"type": "response.create"})
     except ProtocolError as error:
-        error.param = names.get(error.param or "", error.param)
+        ClientNames(names).put_into(error)
         raise
     assert isinstance(message, ResponseCreate)
     key = value.get("prompt_cache_key") or value.get("user")

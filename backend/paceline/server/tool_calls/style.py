@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from paceline.core.request import GrammarKind
-from paceline.server.formats import Format
+from paceline.server.formats import Format, check_schema_size
 from paceline.server.tool_calls.calls import CallParser
 from paceline.server.tool_calls.dialects import DIALECTS, GENERIC, MARKERS, Dialect, dialect_of
 from paceline.server.tool_calls.grammars import tools_grammar
@@ -77,4 +77,8 @@ class AnswerStyle:
             )
         otherwise = None if form is None or tools.is_required else form.grammar.text
         grammar = tools_grammar(tools, self.dialect, self.marker_ids, otherwise)
-        return None if grammar is None else Format(grammar, "tools")
+        if grammar is None:
+            return None
+        schemas = [dict(each.parameters) for each in tools.callable_functions]
+        check_schema_size(len(grammar.text), schemas, "tools")
+        return Format(grammar, "tools")
