@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--name", default="collapse", help="of the result file")
     options = parser.parse_args()
     settings = {"drafter": DrafterKind.MODEL, "min_acceptance": options.min_acceptance}
-    with open_engine(options, max_sequences=4, **settings) as (engine, models):
+    with open_engine(options, max_sequences=16, **settings) as (engine, models):
         engine.watch(0.0)
         gates: dict[str, str] = {}
         examined = {"first": 0, "second": 0}
