@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from paceline.core.errors import ModelError, RequestError
 from paceline.model.chat import ChatMessage, ChatTemplate, EncodedChat
-from paceline.model.control_tokens import ControlTokens
+from paceline.model.control_tokens import ControlTokens, token_ids
 from paceline.model.detokenizer import Detokenizer
 from paceline.model.fill_in_middle import EncodedInfill, FillInMiddle, fill_prompt
 from paceline.model.vocabulary import Vocabulary
@@ -129,8 +129,7 @@ class TextCodec:
         """
         _require_unicode(text)
         if allow_special:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-            return ids
+            return token_ids(self._tokenizer, text)
         return self._control.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
