@@ -147,7 +147,7 @@ def _summary(sources: Sequence[TokenSource]) -> SpeculationSummary:
         examined_per_position=(accepted + rejected,),
         drafter="model",
         gate=Gate.ON,
-        reason="acceptance 0.67 over 24 positions",
+        reason="on: the draft model drafts 3 tokens; acceptance 0.67 over the last 24 tested",
         time_to_first_token_ms=38.4,
         generation_ms=12.0 * num_steps,
         draft_ms=3.1 * num_steps,

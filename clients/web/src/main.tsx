@@ -42,6 +42,9 @@ async function start(): Promise<void> {
   }
   await store.start();
   await openFromAddress(store);
+  for (const id of answering.conversationsBefore) {
+    if (store.conversation(id) !== null) await store.load(id);
+  }
 
   addEventListener("hashchange", () => void openFromAddress(store));
   addEventListener("online", () => connection.hurry());

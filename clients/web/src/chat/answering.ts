@@ -4,9 +4,9 @@
  *
  * A conversation is a lane of the socket and has one answer under way at a time. What a server
  * remembers for `previous_response_id` belongs to one connection, so after a reconnect the items
- * themselves are sent again.
+ * themselves are sent again. What the page was writing when it was reloaded it begins anew as well.
  */
-import { type Signal, signal } from "@preact/signals";
+import { type Signal, effect, signal } from "@preact/signals";
 import type { ErrorDetails, Response, SourcedToken } from "../protocol.generated";
 import type { Connection } from "../wire/connection";
 import { type Lanes, type Outcome, outputText } from "../wire/lanes";
@@ -14,10 +14,16 @@ import { type MessageRecord, type MessageStatus, newMessage } from "./records";
 import { type HeldPrefix, requestFor } from "./request";
 import type { Store } from "./store";
 import { pathTo } from "./tree";
+import { type Unfinished, unfinishedInTab } from "./unfinished";
 
 /** A started answer is asked for anew this often; then the user decides. */
 const MAX_RESTARTS = 3;
 const KEEP_EVERY_MS = 400;
+
+const AFTER_LOSS =
+  "The connection broke, so this answer was begun anew. The first try is kept.";
+const AFTER_RELOAD =
+  "The page was reloaded, so this answer was begun anew. The first try is kept.";
 
 /** Errors that mean "not on this connection": the same request is right on the next one. */
 const CONNECTION_ERRORS = new Set(["server_shutting_down", "websocket_connection_limit_reached"]);
@@ -35,13 +41,36 @@ export class Answering {
   private readonly answers = signal<ReadonlyMap<string, Answer>>(new Map());
   /** Answers that the server holds: message id to response id and connection. */
   private readonly held = new Map<string, { responseId: string; epoch: number }>();
+  /** What this tab was writing before it was reloaded: message id to conversation id. */
+  private readonly before: Map<string, string>;
 
   constructor(
     private readonly store: Store,
     private readonly connection: Connection,
     private readonly lanes: Lanes,
+    unfinished: Unfinished = unfinishedInTab,
   ) {
+    this.before = new Map(
+      unfinished.read().map((answer) => [answer.messageId, answer.conversationId]),
+    );
     connection.onOpen(() => this.sendWaiting());
+    store.onAbandoned((cell) => this.afterReload(cell));
+    effect(() => {
+      const now = [...this.answers.value].map(
+        ([conversationId, answer]) => [answer.cell.peek().id, conversationId] as const,
+      );
+      unfinished.write(
+        [...this.before, ...now].map(([messageId, conversationId]) => ({
+          conversationId,
+          messageId,
+        })),
+      );
+    });
+  }
+
+  /** Conversations with an answer that this tab was writing before it was reloaded; load them. */
+  get conversationsBefore(): ReadonlySet<string> {
+    return new Set(this.before.values());
   }
 
   /** Ids of the messages that this tab is writing. */
@@ -75,6 +104,7 @@ export class Answering {
   }
 
   stop(message: MessageRecord): void {
+    this.before.delete(message.id);
     if (!this.stopHere(message.id)) this.store.tellStop(message.id); // another tab may write it
   }
 
@@ -101,10 +131,29 @@ export class Answering {
   }
 
   private begin(message: MessageRecord, restarts: number): void {
-    const cell = this.store.append(message);
+    this.start(this.store.append(message), restarts);
+  }
+
+  private start(cell: Signal<MessageRecord>, restarts: number): void {
     const answer = { cell, restarts, isStopped: false, isSent: false, lastKept: Date.now() };
-    this.answers.value = new Map(this.underWay).set(message.conversationId, answer);
+    this.answers.value = new Map(this.underWay).set(cell.peek().conversationId, answer);
     this.send(answer);
+  }
+
+  /** An answer that nobody writes any more: begun anew if this tab did, and it is still shown. */
+  private afterReload(cell: Signal<MessageRecord>): void {
+    const message = cell.peek();
+    if (!this.before.delete(message.id)) return;
+    const conversation = this.store.conversation(message.conversationId);
+    if (conversation?.leafId !== message.id || this.isBusy(conversation.id)) return;
+    if (message.text === "") {
+      this.store.update(cell, { status: "waiting" });
+      this.start(cell, 0);
+    } else {
+      const next = this.newAnswer(message.conversationId, message.parentId);
+      next.note = AFTER_RELOAD;
+      this.begin(next, 0);
+    }
   }
 
   private sendWaiting(): void {
@@ -218,7 +267,7 @@ export class Answering {
       this.end(answer, "interrupted");
       if (answer.restarts < MAX_RESTARTS) {
         const next = this.newAnswer(message.conversationId, message.parentId);
-        next.note = "The connection broke, so this answer was begun anew. The first try is kept.";
+        next.note = AFTER_LOSS;
         this.begin(next, answer.restarts + 1);
       }
     }

@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { IconButton } from "../shell/icons";
 import { useServices } from "../shell/services";
+import { useTouch } from "./hooks";
 import { editing } from "./page";
 import { type ConversationRecord, isUnderWay } from "./records";
 
@@ -42,6 +43,7 @@ export function Composer({ conversation }: { conversation: ConversationRecord | 
   const last = conversation === null ? undefined : store.branch(conversation).at(-1)?.value;
   const running = last !== undefined && isUnderWay(last) ? last : null;
   const state = connection.state.value;
+  const isTouch = useTouch();
 
   function change(value: string): void {
     drafts.write(key, value);
@@ -115,7 +117,9 @@ export function Composer({ conversation }: { conversation: ConversationRecord | 
           ? "No connection at the moment. What you send goes out as soon as there is one."
           : state === "needs_key"
             ? "The server asks for a key."
-            : "Enter sends, Shift+Enter begins a line."}
+            : isTouch
+              ? ""
+              : "Enter sends, Shift+Enter begins a line."}
       </p>
     </form>
   );

@@ -23,13 +23,21 @@ export function useEachFrame<T>(cell: ReadonlySignal<T>): T {
 
 /** Whether the page is as narrow as a phone. */
 export function useNarrow(): boolean {
-  const query = "(max-width: 760px)";
-  const [isNarrow, setNarrow] = useState(() => matchMedia(query).matches);
+  return useMedia("(max-width: 760px)");
+}
+
+/** Whether fingers are what the page is used with, and the keyboard is one on the screen. */
+export function useTouch(): boolean {
+  return useMedia("(hover: none) and (pointer: coarse)");
+}
+
+function useMedia(query: string): boolean {
+  const [matches, setMatches] = useState(() => matchMedia(query).matches);
   useEffect(() => {
     const list = matchMedia(query);
-    const change = (): void => setNarrow(list.matches);
+    const change = (): void => setMatches(list.matches);
     list.addEventListener("change", change);
     return () => list.removeEventListener("change", change);
-  }, []);
-  return isNarrow;
+  }, [query]);
+  return matches;
 }

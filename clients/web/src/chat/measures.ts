@@ -17,7 +17,12 @@ export function measuresOf(summary: PacelineSummary, numTokens: number | null): 
   if (numTokens !== null) {
     add("tokens", String(numTokens), "Tokens of this answer, its end token included.");
   }
-  add("tok/s", oneDecimal(summary.tokens_per_second), "Tokens of this answer in each second.");
+  add(
+    "tok/s",
+    oneDecimal(summary.tokens_per_second),
+    "Tokens of this answer in each second, from reading the prompt to its end; time in the queue " +
+      "does not count.",
+  );
   add(
     "first token",
     milliseconds(summary.time_to_first_token_ms),
@@ -26,8 +31,9 @@ export function measuresOf(summary: PacelineSummary, numTokens: number | null): 
   add(
     "accepted",
     percent(summary.acceptance),
-    `The model kept ${summary.num_accepted} of ${summary.num_drafted} drafted tokens; the rate ` +
-      "counts those it examined.",
+    `The share of this answer's drafted tokens that passed, of the ${summary.num_examined} that ` +
+      `the large model tested. ${summary.num_drafted} were drafted; those behind a rejected one ` +
+      "are dropped untested.",
   );
   add(
     "tokens/step",
@@ -68,10 +74,26 @@ export function reasonAlone(reason: string): string {
   return reason.replace(/^(?:on|off|probing): /, "");
 }
 
-/** Why speculation was on or off, in one sentence; null when the server gave no reason. */
-export function whyOf(summary: PacelineSummary): string | null {
-  const reason = reasonAlone(summary.reason);
-  return reason === "" ? null : `Speculation ${summary.gate}: ${reason}`;
+/** The cause alone: behind it, after a semicolon, stands what was measured. */
+export function causeAlone(reason: string): string {
+  return reasonAlone(reason).split("; ")[0] ?? "";
+}
+
+export interface Why {
+  readonly cause: string;
+  /** What the gate had measured: over the conversation, and so not the answer's own number. */
+  readonly evidence: string | null;
+}
+
+/** Why speculation was on or off when the answer ended; null when the server gave no reason. */
+export function whyOf(summary: PacelineSummary): Why | null {
+  const [cause = "", ...measured] = reasonAlone(summary.reason).split("; ");
+  if (cause === "") return null;
+  return {
+    cause: `Speculation ${summary.gate}: ${cause}`,
+    evidence:
+      measured.length === 0 ? null : `In this conversation of late: ${measured.join("; ")}.`,
+  };
 }
 
 export type Source = SourcedToken["source"];

@@ -1,8 +1,9 @@
 /** One message, with what can be done with it. */
 import type { Signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Markdown, copyText } from "../markdown/markdown";
+import { Markdown } from "../markdown/markdown";
 import { originsView } from "../shell/browser_state";
+import { CopyButton } from "../shell/copy_button";
 import { IconButton } from "../shell/icons";
 import { useServices } from "../shell/services";
 import { focusComposer } from "./composer";
@@ -148,7 +149,7 @@ function Ending({ message }: { message: MessageRecord }) {
     case "cut":
       return <p class="ending">Cut at the length limit. Raise it in the settings for more.</p>;
     case "interrupted":
-      return <p class="ending">The connection broke here.</p>;
+      return <p class="ending">The answer broke off here.</p>;
     case "failed":
       return (
         <p class="ending problem" role="alert">
@@ -173,7 +174,11 @@ function Measures({ message }: { message: MessageRecord }) {
           </div>
         ))}
       </dl>
-      {why !== null && <p class="why">{why}</p>}
+      {why !== null && (
+        <p class="why" title={why.evidence ?? undefined}>
+          {why.cause}
+        </p>
+      )}
     </>
   );
 }
@@ -205,21 +210,5 @@ function Variants({ message }: { message: MessageRecord }) {
         onClick={() => show(variants[index + 1])}
       />
     </span>
-  );
-}
-
-function CopyButton({ text, label }: { text: string; label: string }) {
-  const [isCopied, setCopied] = useState(false);
-  return (
-    <IconButton
-      icon={isCopied ? "check" : "copy"}
-      label={isCopied ? "Copied" : label}
-      onClick={() => {
-        void copyText(text).then((worked) => {
-          setCopied(worked);
-          setTimeout(() => setCopied(false), 1600);
-        });
-      }}
-    />
   );
 }

@@ -45,7 +45,9 @@ export function ChatPage() {
               onClick={() => setSidebarOpen(!isSidebarOpen)}
             />
           )}
-          <h1 class="conversation-title">{conversation?.title ?? "New conversation"}</h1>
+          <h1 class="conversation-title" title={conversation?.title}>
+            {conversation?.title ?? "New conversation"}
+          </h1>
           <button
             type="button"
             class="chip-button"

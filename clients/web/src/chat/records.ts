@@ -126,11 +126,12 @@ export function newMessage(
   };
 }
 
-const TITLE_LENGTH = 60;
+/** Far more than any list shows; a whole document is no title. */
+const TITLE_LENGTH = 300;
 
-/** The beginning of a text, in one line, cut between words. */
+/** A text in one line. What does not fit on the screen is cut there, not here. */
 export function titleFrom(text: string): string {
-  const line = text.replace(/\s+/g, " ").trim();
+  const line = text.trimStart().slice(0, 4 * TITLE_LENGTH).replace(/\s+/g, " ").trim();
   if (line.length <= TITLE_LENGTH) return line || "New conversation";
   const cut = line.slice(0, TITLE_LENGTH);
   const space = cut.lastIndexOf(" ");

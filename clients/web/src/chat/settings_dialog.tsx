@@ -80,7 +80,7 @@ export function SettingsDialog({ onClose }: { onClose: () => void }) {
         <label class="field">
           <span>System prompt</span>
           <textarea
-            rows={4}
+            rows={3}
             value={instructions}
             placeholder="None"
             onInput={(event) => setInstructions(event.currentTarget.value)}

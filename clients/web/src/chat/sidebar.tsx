@@ -80,6 +80,7 @@ export function Sidebar({ onClose }: { onClose: (() => void) | null }) {
                 <button
                   type="button"
                   class="conversation-link"
+                  title={conversation.title}
                   aria-current={conversation.id === store.activeId.value ? "true" : undefined}
                   onClick={() => {
                     void store.open(conversation.id);

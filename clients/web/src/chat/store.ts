@@ -26,6 +26,7 @@ export class Store {
 
   private readonly loaded = new Map<string, Map<string, Signal<MessageRecord>>>();
   private readonly writtenElsewhere = new Set<string>();
+  private abandonedListener: (cell: Signal<MessageRecord>) => void = () => {};
 
   constructor(
     private readonly database: Database,
@@ -82,14 +83,22 @@ export class Store {
     return conversation;
   }
 
+  /** Called with each answer that was interrupted when its page went away. */
+  onAbandoned(listener: (cell: Signal<MessageRecord>) => void): void {
+    this.abandonedListener = listener;
+  }
+
+  /** Read a conversation's messages without showing them. */
+  async load(id: string): Promise<void> {
+    if (this.loaded.has(id)) return;
+    const messages = await this.database.messages(id);
+    if (this.loaded.has(id)) return;
+    this.loaded.set(id, new Map(messages.map((message) => [message.id, signal(message)])));
+    if (messages.some(isUnderWay)) setTimeout(() => this.settle(id), CLAIM_MS);
+  }
+
   async open(id: string): Promise<void> {
-    if (!this.loaded.has(id)) {
-      const messages = await this.database.messages(id);
-      if (!this.loaded.has(id)) {
-        this.loaded.set(id, new Map(messages.map((message) => [message.id, signal(message)])));
-        if (messages.some(isUnderWay)) setTimeout(() => this.settle(id), CLAIM_MS);
-      }
-    }
+    await this.load(id);
     batch(() => {
       this.activeId.value = id;
       this.shape.value += 1;
@@ -197,13 +206,14 @@ export class Store {
   /** Answers that no tab is writing any more were interrupted when their page went away. */
   private settle(conversationId: string): void {
     const here = new Set(this.writtenHere());
-    for (const cell of this.cellsOf(conversationId).values()) {
+    for (const cell of [...this.cellsOf(conversationId).values()]) {
       const message = cell.peek();
       if (!isUnderWay(message) || here.has(message.id) || this.writtenElsewhere.has(message.id)) {
         continue;
       }
       this.update(cell, { status: "interrupted" });
       this.keep(cell.peek());
+      this.abandonedListener(cell);
     }
   }
 

@@ -145,6 +145,6 @@ const END_WORDS: Partial<Record<MessageRecord["status"], string>> = {
   done: "End of the answer.",
   cancelled: "Stopped.",
   cut: "Cut at the length limit.",
-  interrupted: "The connection broke.",
+  interrupted: "The answer broke off.",
   failed: "The answer failed.",
 };

@@ -20,7 +20,7 @@ const PATHS = {
   keyboard: "M3 7h18v10H3zM7 11h.01M11 11h.01M15 11h.01M8 14h8",
   pause: "M9 6v12M15 6v12",
   play: "M8 5l11 7-11 7z",
-  tokens: "M4 6h6v5H4zM14 6h6v5h-6zM4 14h9v5H4zM17 14h3v5h-3z",
+  tokens: "M4 5.5h6v5H4zM14 5.5h6v5h-6zM4 13.5h9v5H4zM17 13.5h3v5h-3z",
 } as const;
 
 export type IconName = keyof typeof PATHS;

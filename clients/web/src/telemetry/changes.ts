@@ -31,7 +31,7 @@ export function quantile(values: number[], share: number): number | null {
   return below + (above - below) * (position - low);
 }
 
-/** Gate reasons without their numbers, so that like ones count as one. */
+/** Causes without their numbers, and without what was measured, so that like ones count as one. */
 export function kindOfReason(reason: string): string {
-  return reason.replace(/[-+]?\d+(?:\.\d+)?/g, "…");
+  return (reason.split("; ")[0] ?? "").replace(/[-+]?\d+(?:\.\d+)?/g, "…");
 }

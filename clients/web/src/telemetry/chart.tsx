@@ -3,6 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { theme } from "../shell/browser_state";
+import { tickLabels, wholeSteps } from "./axis";
 import { resolveColours } from "./colours";
 
 export interface Series {
@@ -25,6 +26,8 @@ export interface ChartProps {
   readonly format: (value: number) => string;
   /** Areas on top of one another, in the order of the series from below. */
   readonly isStacked?: boolean;
+  /** Values are counts, so that the axis has no ticks between them. */
+  readonly isCount?: boolean;
   /** Fixed top of the scale. */
   readonly max?: number;
   readonly height?: number;
@@ -156,7 +159,8 @@ function optionsFor(
   return {
     width: parent.clientWidth || 300,
     height: props.height ?? 140,
-    padding: [8, 8, 0, 0],
+    // On the right half of a time has to fit, where the last tick is at the edge.
+    padding: [8, 26, 0, 0],
     legend: { show: false },
     cursor: {
       sync: { key: SYNC.key },
@@ -181,7 +185,8 @@ function optionsFor(
         grid: { stroke: grid, width: 1 },
         size: 52,
         space: 32,
-        values: (_, ticks) => ticks.map((tick) => props.format(tick)),
+        ...(props.isCount && { incrs: wholeSteps() }),
+        values: (_, ticks) => tickLabels(ticks, props.format),
       },
     ],
     series: [

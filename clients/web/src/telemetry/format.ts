@@ -12,8 +12,35 @@ export function or(value: number | null, format: (value: number) => string): str
   return value === null ? "–" : format(value);
 }
 
-/** The end of a session's id is enough to tell it apart; the lane says more where it has a name. */
-export function nameOf(session: SessionTelemetry): { connection: string; lane: string } {
-  const id = session.session_id.replace(/^sess_/, "");
-  return { connection: id.slice(0, 8), lane: session.lane ?? "" };
+const SHORT_ID = 8;
+
+/**
+ * What people can tell a session by. connection: the beginning of its id. lane: its name; of a name
+ * that is an id the beginning, unless `titleOf` knows what this browser calls it. whole: both ids.
+ */
+export interface SessionName {
+  readonly connection: string;
+  readonly lane: string;
+  readonly whole: string;
+}
+
+export function nameOf(
+  session: SessionTelemetry,
+  titleOf: (lane: string) => string | null = () => null,
+): SessionName {
+  const lane = session.lane ?? "";
+  return {
+    connection: shortId(session.session_id.replace(/^sess_/, "")),
+    lane: titleOf(lane) ?? (isId(lane) ? `${shortId(lane)}…` : lane),
+    whole: lane === "" ? session.session_id : `${session.session_id}, lane ${lane}`,
+  };
+}
+
+export function shortId(id: string): string {
+  return id.slice(0, SHORT_ID);
+}
+
+/** Whether nobody would say it: long, of hexadecimal digits and dashes alone. */
+export function isId(name: string): boolean {
+  return /^[0-9a-f-]{16,}$/i.test(name);
 }

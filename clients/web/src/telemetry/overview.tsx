@@ -1,9 +1,10 @@
 /** The server as a whole: numbers of this moment, and charts. */
-import { reasonAlone } from "../chat/measures";
+import { causeAlone } from "../chat/measures";
 import type { TelemetrySample } from "../protocol.generated";
 import { Chart, type Series } from "./chart";
 import { kindOfReason, quantile } from "./changes";
 import { ms, one, or, share, whole } from "./format";
+import { MEANINGS } from "./meanings";
 import type { Recorder, SERVER_COLUMNS } from "./recorder";
 
 export interface View {
@@ -17,20 +18,34 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
   const rates = active.flatMap((each) => (each.acceptance === null ? [] : [each.acceptance]));
   const { time } = sample;
   return (
-    <dl class="tiles">
+    <dl class="tiles" data-server={server !== null}>
       <Tile label="Sessions" value={whole(server?.num_sessions ?? sample.sessions.length)} />
       <Tile
         label="Running"
         value={whole(server?.num_running ?? active.length)}
         more={server === null ? undefined : `${server.num_waiting} in the queue`}
       />
-      <Tile label="Tokens per second" value={or(recorder.server.at(time, "tokens_per_second"), one)} />
-      <Tile label="Acceptance" value={or(quantile(rates, 0.5), share)} more="median of sessions" />
-      <Tile label="Drafted per step" value={or(recorder.server.at(time, "gamma"), one)} />
+      <Tile
+        label="Tokens per second"
+        meaning={MEANINGS.speed}
+        value={or(recorder.server.at(time, "tokens_per_second"), one)}
+      />
+      <Tile
+        label="Acceptance"
+        meaning={MEANINGS.acceptance}
+        value={or(quantile(rates, 0.5), share)}
+        more="median of sessions"
+      />
+      <Tile
+        label="Drafted per step"
+        meaning={MEANINGS.drafted}
+        value={or(recorder.server.at(time, "gamma"), one)}
+      />
       {server !== null && (
         <>
           <Tile
             label="Step"
+            meaning={MEANINGS.step}
             value={or(server.measured_step_ms, ms)}
             more={
               server.predicted_step_ms === null
@@ -40,6 +55,7 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
           />
           <Tile
             label="Blocks in use"
+            meaning={MEANINGS.blocks}
             value={
               server.num_blocks === 0
                 ? "–"
@@ -52,14 +68,24 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
           />
         </>
       )}
-      <Tile label="Ledger" value={or(sample.ledger_level_ms, ms)} />
+      <Tile
+        label="Ledger"
+        meaning={MEANINGS.ledger}
+        value={or(sample.ledger_level_ms, ms)}
+        more="over plain decoding"
+      />
     </dl>
   );
 }
 
-function Tile(props: { label: string; value: string; more?: string | undefined }) {
+function Tile(props: {
+  label: string;
+  value: string;
+  more?: string | undefined;
+  meaning?: string;
+}) {
   return (
-    <div class="tile">
+    <div class="tile" title={props.meaning}>
       <dt>{props.label}</dt>
       <dd>
         {props.value}
@@ -128,23 +154,32 @@ export function Charts(props: { recorder: Recorder; view: View; hasServer: boole
         title="Gates of running sessions"
         series={GATES}
         isStacked
+        isCount
         format={whole}
         data={data("gates_on", "gates_probing", "gates_off")}
       />
       {hasServer && (
         <>
-          <Chart {...view} title="Queue" series={QUEUE} format={whole} data={data("running", "waiting")} />
+          <Chart
+            {...view}
+            title="Queue"
+            series={QUEUE}
+            isCount
+            format={whole}
+            data={data("running", "waiting")}
+          />
           <Chart
             {...view}
             title="Blocks"
             series={BLOCKS}
             isStacked
+            isCount
             format={whole}
             data={data("blocks_used", "blocks_cached")}
           />
         </>
       )}
-      <Chart {...view} title="Ledger" series={LEDGER} format={ms} data={data("ledger_ms")} />
+      <Chart {...view} title="Ledger: cost over plain decoding" series={LEDGER} format={ms} data={data("ledger_ms")} />
     </div>
   );
 }
@@ -168,7 +203,7 @@ export function Reasons({ sample }: { sample: TelemetrySample }) {
       {most.map(({ gate, reason, count }) => (
         <li key={reason}>
           <b>{count}</b> <span class="gate" data-gate={gate}>{gate}</span>
-          <span>{count > 1 ? `such as: ${reasonAlone(reason)}` : reasonAlone(reason)}</span>
+          <span>{count > 1 ? `such as: ${causeAlone(reason)}` : causeAlone(reason)}</span>
         </li>
       ))}
     </ul>

@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import type { TelemetrySample } from "../protocol.generated";
 import { Icon } from "../shell/icons";
 import { useServices } from "../shell/services";
+import { Meanings } from "./meanings";
 import { Charts, Reasons, Tiles, type View } from "./overview";
 import type { Access } from "./recorder";
 import { SessionDetail } from "./session_detail";
@@ -23,7 +24,7 @@ const SCOPES: Record<Access, string> = {
 };
 
 export default function TelemetryPage() {
-  const { recorder } = useServices();
+  const { recorder, store } = useServices();
   const [windowS, setWindowS] = useState(60);
   const [frozen, setFrozen] = useState<TelemetrySample | null>(null);
   const [selected, setSelected] = useState<string | null>(null);
@@ -34,6 +35,15 @@ export default function TelemetryPage() {
   const view: View | null =
     sample === null ? null : { from: sample.time - windowS, to: sample.time };
   const history = selected === null ? undefined : recorder.sessions.get(selected);
+  // The chat names a lane after its conversation, whose title this browser alone knows.
+  const titleOf = (lane: string): string | null => store.conversation(lane)?.title ?? null;
+
+  function closeDetail(): void {
+    // Back to where it was opened, which may be far up on a phone.
+    document.querySelector<HTMLElement>('.session-link[aria-expanded="true"]')?.focus();
+    setSelected(null);
+  }
+
 
   return (
     <main id="main" tabIndex={-1} class="telemetry">
@@ -79,6 +89,7 @@ export default function TelemetryPage() {
             <Charts recorder={recorder} view={view} hasServer={sample.server !== null} />
             <h2>
               Sessions <span class="count">{sample.sessions.length}</span>
+              <span class="scroll-hint">scrolls sideways</span>
             </h2>
             {sample.sessions.length === 0 ? (
               <p class="telemetry-empty">No session has asked for anything yet.</p>
@@ -87,16 +98,19 @@ export default function TelemetryPage() {
                 sample={sample}
                 recorder={recorder}
                 selected={selected}
+                titleOf={titleOf}
                 onSelect={setSelected}
               />
             )}
+            <Meanings />
           </div>
           {history !== undefined && (
             <SessionDetail
               history={history}
               sample={sample}
               view={view}
-              onClose={() => setSelected(null)}
+              titleOf={titleOf}
+              onClose={closeDetail}
             />
           )}
         </div>

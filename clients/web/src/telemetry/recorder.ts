@@ -14,8 +14,6 @@ const CAPACITY = (LONGEST_WINDOW_S * 1000) / INTERVAL_MS;
 /** Sessions that are gone are forgotten first, then those that were quiet longest. */
 const MAX_SESSIONS = 512;
 const LANE = "telemetry";
-/** Samples over which the throughput is averaged: a step may take longer than an interval. */
-const NUM_AVERAGED = 4;
 
 export const SERVER_COLUMNS = [
   "tokens_per_second",
@@ -75,7 +73,6 @@ export class Recorder {
   readonly problem = signal<string | null>(null);
   readonly server = new Ring(SERVER_COLUMNS, CAPACITY);
   readonly sessions = new Map<string, SessionHistory>();
-  private readonly speeds: number[] = [];
   private numWatchers = 0;
 
   constructor(private readonly connection: Connection) {
@@ -133,13 +130,10 @@ export class Recorder {
     const gates = (gate: string): number => active.filter((each) => each.gate === gate).length;
     const sum = (name: "draft_ms" | "verify_ms" | "sample_ms" | "other_ms"): number =>
       active.reduce((total, each) => total + each[name], 0);
-    this.speeds.push(
+    const speed =
       server === null
         ? active.reduce((total, each) => total + (each.tokens_per_second ?? 0), 0)
-        : (server.tokens_per_second ?? 0),
-    );
-    if (this.speeds.length > NUM_AVERAGED) this.speeds.shift();
-    const speed = this.speeds.reduce((sum, each) => sum + each) / this.speeds.length;
+        : server.tokens_per_second;
     const isBusy = server === null ? active.length > 0 : server.num_running > 0;
     const whenBusy = (value: number | null): number | null => (isBusy ? value : null);
     this.server.push(sample.time, [

@@ -1,10 +1,13 @@
 /** One session: why its gate is where it is, its past, and how deep its drafts reach. */
+import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { reasonAlone } from "../chat/measures";
+import { causeAlone, reasonAlone } from "../chat/measures";
+import { CopyButton } from "../shell/copy_button";
 import { IconButton } from "../shell/icons";
 import { Chart, type Series } from "./chart";
 import type { TelemetrySample } from "../protocol.generated";
-import { ms, nameOf, one, or, share, two } from "./format";
+import { isId, ms, nameOf, one, or, share, shortId, two } from "./format";
+import { MEANINGS } from "./meanings";
 import type { View } from "./overview";
 import { type SESSION_COLUMNS, type SessionHistory, keyOf } from "./recorder";
 
@@ -21,44 +24,88 @@ const STAGES: Series[] = [
   { label: "other", colour: "var(--series-4)" },
 ];
 
-/** sample: what is shown, which in a pause is not the newest. */
+/** From here on it stands beside the table; as in `telemetry.css`. */
+const BESIDE = "(min-width: 1260px)";
+
+/** sample: what is shown, which in a pause is not the newest. titleOf: this browser's own name of a
+ * lane. */
 export function SessionDetail(props: {
   history: SessionHistory;
   sample: TelemetrySample;
   view: View;
+  titleOf: (lane: string) => string | null;
   onClose: () => void;
 }) {
   const { history, sample, view } = props;
   const session = sample.sessions.find((each) => keyOf(each) === history.key) ?? history.latest;
   const changes = history.changes.filter((change) => change.time <= sample.time).toReversed();
-  const name = nameOf(session);
+  const name = nameOf(session, props.titleOf);
+  const frame = useRef<HTMLElement>(null);
   const heading = useRef<HTMLHeadingElement>(null);
-  useEffect(() => heading.current?.focus(), [history.key]);
+  useEffect(() => {
+    // Below the table it would open out of sight.
+    const isBeside = matchMedia(BESIDE).matches;
+    heading.current?.focus({ preventScroll: !isBeside });
+    if (!isBeside) frame.current?.scrollIntoView({ block: "start" });
+  }, [history.key]);
   const data = (...columns: (typeof SESSION_COLUMNS)[number][]) =>
     history.ring.between(view.from, view.to, columns);
   return (
-    <aside class="detail" aria-label="Session detail">
+    <aside class="detail" aria-label="Session detail" ref={frame}>
       <header>
-        <h2 ref={heading} tabIndex={-1}>
+        <h2 ref={heading} tabIndex={-1} title={name.whole}>
           <code>{name.connection}</code> {name.lane}
         </h2>
         <IconButton icon="close" label="Close the detail" onClick={props.onClose} />
       </header>
-      <p class="detail-reason">
+      <p class="detail-reason" title={session.reason}>
         <span class="gate" data-gate={session.gate}>
           {session.gate}
         </span>{" "}
-        {reasonAlone(session.reason)}
+        {causeAlone(session.reason)}
       </p>
       <dl class="facts">
         <Fact label="State" value={session.active ? "answering" : "idle"} />
         <Fact label="Drafter" value={session.drafter} />
-        <Fact label="Acceptance" value={or(session.acceptance, share)} />
-        <Fact label="Drafted per step" value={or(history.ring.at(sample.time, "gamma"), one)} />
-        <Fact label="Tokens per step" value={or(session.tokens_per_step, two)} />
-        <Fact label="Tokens per second" value={or(session.tokens_per_second, one)} />
-        <Fact label="First token" value={or(session.time_to_first_token_ms, ms)} />
-        <Fact label="Connection" value={session.session_id} />
+        <Fact
+          label="Recent acceptance"
+          meaning={MEANINGS.acceptance}
+          value={or(session.acceptance, share)}
+        />
+        <Fact
+          label="Drafted per step"
+          meaning={MEANINGS.drafted}
+          value={or(history.ring.at(sample.time, "gamma"), one)}
+        />
+        <Fact
+          label="Tokens per step"
+          meaning={MEANINGS.perStep}
+          value={or(session.tokens_per_step, two)}
+        />
+        <Fact
+          label="Tokens per second"
+          meaning={MEANINGS.speed}
+          value={or(session.active ? session.tokens_per_second : null, one)}
+        />
+        <Fact
+          label="First token"
+          meaning={MEANINGS.first}
+          value={or(session.time_to_first_token_ms, ms)}
+        />
+        <Fact
+          label="Connection"
+          meaning={session.session_id}
+          value={<code>{name.connection}…</code>}
+          more={<CopyButton text={session.session_id} label="Copy the connection's id" />}
+        />
+        {session.lane !== null && isId(session.lane) && (
+          <Fact
+            label="Lane"
+            meaning={session.lane}
+            value={<code>{shortId(session.lane)}…</code>}
+            more={<CopyButton text={session.lane} label="Copy the lane's id" />}
+          />
+        )}
       </dl>
       <Chart {...view} heading="h3" height={110} title="Speed" series={SPEED} format={one} data={data("tokens_per_second")} />
       <Chart
@@ -120,11 +167,19 @@ export function SessionDetail(props: {
   );
 }
 
-function Fact({ label, value }: { label: string; value: string }) {
+function Fact(props: {
+  label: string;
+  value: ComponentChildren;
+  meaning?: string;
+  more?: ComponentChildren;
+}) {
   return (
-    <div>
-      <dt>{label}</dt>
-      <dd>{value}</dd>
+    <div title={props.meaning}>
+      <dt>{props.label}</dt>
+      <dd>
+        {props.value}
+        {props.more}
+      </dd>
     </div>
   );
 }

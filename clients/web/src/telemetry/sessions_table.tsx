@@ -4,9 +4,10 @@
  */
 import { memo } from "preact/compat";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { reasonAlone } from "../chat/measures";
+import { causeAlone } from "../chat/measures";
 import type { SessionTelemetry, TelemetrySample } from "../protocol.generated";
-import { ms, nameOf, one, or, share, two } from "./format";
+import { type SessionName, ms, nameOf, one, or, share, two } from "./format";
+import { MEANINGS } from "./meanings";
 import { keyOf, type Recorder } from "./recorder";
 
 /** Must be the height of a row in `telemetry.css`. */
@@ -19,24 +20,34 @@ type SortColumn = "name" | "gate" | "acceptance" | "gamma" | "speed" | "perStep"
 interface Row {
   readonly key: string;
   readonly session: SessionTelemetry;
+  readonly name: SessionName;
   readonly gamma: number | null;
 }
 
-const COLUMNS: readonly { id: SortColumn; label: string; isNumber: boolean }[] = [
+interface Column {
+  readonly id: SortColumn;
+  readonly label: string;
+  readonly isNumber: boolean;
+  readonly meaning?: string;
+}
+
+const COLUMNS: readonly Column[] = [
   { id: "name", label: "Session", isNumber: false },
-  { id: "gate", label: "Gate and reason", isNumber: false },
-  { id: "acceptance", label: "Acceptance", isNumber: true },
-  { id: "gamma", label: "Drafted", isNumber: true },
-  { id: "perStep", label: "Tokens/step", isNumber: true },
-  { id: "speed", label: "Tokens/s", isNumber: true },
-  { id: "first", label: "First token", isNumber: true },
+  { id: "gate", label: "Gate and reason", isNumber: false, meaning: MEANINGS.gate },
+  { id: "acceptance", label: "Acceptance", isNumber: true, meaning: MEANINGS.acceptance },
+  { id: "gamma", label: "Drafted", isNumber: true, meaning: MEANINGS.drafted },
+  { id: "perStep", label: "Tokens/step", isNumber: true, meaning: MEANINGS.perStep },
+  { id: "speed", label: "Tokens/s", isNumber: true, meaning: MEANINGS.speed },
+  { id: "first", label: "First token", isNumber: true, meaning: MEANINGS.first },
 ];
 
-/** sample: what is shown, which in a pause is not the newest. */
+/** sample: what is shown, which in a pause is not the newest. titleOf: this browser's own name of a
+ * lane. */
 export function SessionsTable(props: {
   sample: TelemetrySample;
   recorder: Recorder;
   selected: string | null;
+  titleOf: (lane: string) => string | null;
   onSelect: (key: string) => void;
 }) {
   const [sorting, setSorting] = useState<{ id: SortColumn; isDown: boolean }>({
@@ -46,7 +57,12 @@ export function SessionsTable(props: {
   const { sessions, time } = props.sample;
   const rows = sessions.map((session): Row => {
     const key = keyOf(session);
-    return { key, session, gamma: props.recorder.sessions.get(key)?.ring.at(time, "gamma") ?? null };
+    return {
+      key,
+      session,
+      name: nameOf(session, props.titleOf),
+      gamma: props.recorder.sessions.get(key)?.ring.at(time, "gamma") ?? null,
+    };
   });
   rows.sort((one, other) => {
     if (one.session.active !== other.session.active) return one.session.active ? -1 : 1;
@@ -79,6 +95,7 @@ export function SessionsTable(props: {
               >
                 <button
                   type="button"
+                  title={column.meaning}
                   onClick={() =>
                     setSorting({
                       id: column.id,
@@ -148,8 +165,7 @@ interface SessionRowProps {
 
 const SessionRow = memo(
   function SessionRow({ row, number, isSelected, onSelect }: SessionRowProps) {
-    const { key, session, gamma } = row;
-    const name = nameOf(session);
+    const { key, session, name, gamma } = row;
     return (
       <tr
         data-active={session.active}
@@ -161,7 +177,7 @@ const SessionRow = memo(
           <button
             type="button"
             class="session-link"
-            title={session.session_id}
+            title={name.whole}
             aria-expanded={isSelected}
           >
             <code>{name.connection}</code>
@@ -172,7 +188,7 @@ const SessionRow = memo(
           <span class="gate" data-gate={session.gate}>
             {session.gate}
           </span>
-          <span class="reason">{reasonAlone(session.reason)}</span>
+          <span class="reason">{causeAlone(session.reason)}</span>
         </td>
         <td class="number">
           <svg class="share" viewBox="0 0 52 8" aria-hidden="true">
@@ -192,6 +208,7 @@ const SessionRow = memo(
     before.isSelected === after.isSelected &&
     before.number === after.number &&
     before.row.gamma === after.row.gamma &&
+    before.row.name.lane === after.row.name.lane &&
     SHOWN.every((name) => before.row.session[name] === after.row.session[name]),
 );
 

@@ -176,6 +176,63 @@ test("a phone: nothing is cut off, and the list is a drawer", () =>
     },
   ));
 
+test("touch: no hint about keys that are not there, and letters stand level with icons", () =>
+  inPage(
+    { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true },
+    "/",
+    async (page) => {
+      await page.getByRole("status").getByText("Connected").waitFor();
+      await page.waitForFunction(
+        () => document.querySelector(".composer-note")?.textContent === "",
+      );
+      await page.getByRole("button", { name: "Conversations" }).tap();
+      await page.getByRole("complementary").waitFor();
+      const levels = async (): Promise<{ text: string; above: number }[]> =>
+        page.evaluate(() =>
+          [...document.querySelectorAll("button")].flatMap((button) => {
+            const icon = button.querySelector("svg")?.getBoundingClientRect();
+            const letters = document.createTreeWalker(button, NodeFilter.SHOW_TEXT).nextNode();
+            if (icon === undefined || letters === null) return [];
+            const range = document.createRange();
+            range.selectNodeContents(letters);
+            const box = range.getBoundingClientRect();
+            const above = icon.top + icon.height / 2 - (box.top + box.height / 2);
+            return [{ text: button.innerText.trim(), above }];
+          }),
+        );
+      const chat = await levels();
+      await page.getByRole("link", { name: "Telemetry" }).tap();
+      await page.getByRole("button", { name: "Pause" }).waitFor();
+      const all = [...chat, ...(await levels())];
+      expect(all.map((each) => each.text).sort()).toEqual([
+        "New conversation",
+        "Pause",
+        "Token origins",
+      ]);
+      for (const { text, above } of all) expect(Math.abs(above), text).toBeLessThan(0.6);
+    },
+  ));
+
+test("no dialog is wider than its frame, and the settings fit a small desk", () =>
+  inPage({ viewport: { width: 1280, height: 800 } }, "/", async (page) => {
+    await page.getByRole("button", { name: "System prompt and sampling" }).click();
+    const dialog = page.getByRole("dialog");
+    await dialog.waitFor();
+    const over = () =>
+      dialog.evaluate((each) => ({
+        x: each.scrollWidth - each.clientWidth,
+        y: each.scrollHeight - each.clientHeight,
+        right: each.getBoundingClientRect().right - window.innerWidth,
+      }));
+    expect(await over()).toMatchObject({ x: 0, y: 0 });
+    for (const width of [320, 360, 390, 480, 760, 1024, 1280]) {
+      await page.setViewportSize({ width, height: 640 });
+      const now = await over();
+      expect(now.x, `at ${width}`).toBe(0);
+      expect(now.right, `at ${width}`).toBeLessThanOrEqual(0);
+    }
+  }));
+
 test("a screen reader is told the answer in whole sentences, and that it ended", () =>
   inPage({}, "/", async (page) => {
     await page.evaluate(() => {

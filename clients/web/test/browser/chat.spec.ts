@@ -158,15 +158,53 @@ test("what was written and not sent is there after a reload", async () => {
   expect(await page.getByLabel("Message", { exact: true }).inputValue()).toBe("half a thought");
 });
 
-test("a reload in mid-answer keeps what came and frees the engine", async () => {
+test("a reload in mid-answer keeps what came, frees the engine and begins the answer anew", async () => {
   const page = await chat();
   const before = server.lines.length;
   await say(page, "slow");
   await seen(page, "word 30 ");
   await page.reload();
-  await seen(page, "The connection broke here.");
-  expect(await lastAnswer(page).innerText()).toContain("word 3 ");
-  expect(await server.line(/finished/, before)).toBe("finished cancelled running 0");
+  await seen(page, "The page was reloaded, so this answer was begun anew.");
+  expect(await server.line(/finished/, before)).toMatch(/finished cancelled/);
+  await seen(page, "word 3 ");
+  await page.keyboard.press("Escape");
+  await seen(page, "Stopped.");
+  await page.getByRole("button", { name: "The version before" }).click();
+  await seen(page, "The answer broke off here.");
+  expect(await lastAnswer(page).innerText()).toContain("word 30 ");
+});
+
+test("a tab that opens the conversation later begins nothing", async () => {
+  const page = await chat();
+  await say(page, "slow");
+  await seen(page, "word 30 ");
+  const address = new URL(page.url()).hash;
+  await page.close();
+  const other = await chat(`/${address}`);
+  await seen(other, "The answer broke off here.");
+  expect(await other.getByRole("article", { name: "Answer" }).count()).toBe(1);
+  expect(await lastAnswer(other).innerText()).toContain("word 3 ");
+});
+
+test("a long title is cut by the page alone, and whole in its hint", async () => {
+  const page = await chat();
+  const question = `hello ${"and so on, ".repeat(12)}and that is all`;
+  await say(page, question);
+  await answered(page);
+  for (const shown of [page.locator(".conversation-link"), page.locator(".conversation-title")]) {
+    expect(await shown.textContent()).toBe(question);
+    expect(await shown.getAttribute("title")).toBe(question);
+    expect(await shown.evaluate((each) => getComputedStyle(each).textOverflow)).toBe("ellipsis");
+  }
+});
+
+test("the reason under an answer has no acceptance beside the answer's own", async () => {
+  const page = await chat();
+  await say(page, "hello there, how are you");
+  await answered(page);
+  const why = page.locator(".why");
+  expect(await why.innerText()).toBe("Speculation on: the draft model drafts 3 tokens");
+  expect(await why.getAttribute("title")).toContain("acceptance 0.67 over the last 24 tested");
 });
 
 test("a server that restarts between two turns goes on where it was", async () => {
@@ -196,7 +234,7 @@ test("a server that dies in mid-answer: the answer is begun anew, and nothing is
   await page.keyboard.press("Escape");
   await seen(page, "Stopped.");
   await page.getByRole("button", { name: "The version before" }).click();
-  await seen(page, "The connection broke here.");
+  await seen(page, "The answer broke off here.");
   expect(await lastAnswer(page).innerText()).toContain("word 30 ");
   forgiveLostServer();
 });

@@ -114,8 +114,8 @@ class Wandering {
       reason:
         this.options.reason?.(index) ??
         (index % 9 === 8
-          ? "acceptance 0.31 below 0.40; next probe in 128 tokens"
-          : "acceptance 0.72 over 64 positions, gain 1.41"),
+          ? "off: too little was accepted, next probe in 128 tokens; acceptance 0.31 over the last 64 tested"
+          : "on: the draft model drafts 4 tokens; acceptance 0.72 over the last 64 tested"),
       drafter: index % 4 === 0 ? "ngram" : "model",
       acceptance: 0.45 + 0.5 * this.random(),
       accepted_per_position: [40, 28, 17, 9],

@@ -1,5 +1,5 @@
 /** The telemetry page in Chromium. */
-import type { Browser, Page } from "playwright-core";
+import type { Browser, BrowserContextOptions, Page } from "playwright-core";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { launch, seen, Server } from "./driver";
 import { type MockOptions, mockTelemetry } from "./mock_telemetry";
@@ -18,8 +18,12 @@ afterAll(async () => {
 
 type Visit = (page: Page, counter: { sent: number }) => Promise<void>;
 
-async function watch(options: MockOptions, visit: Visit): Promise<void> {
-  const context = await browser.newContext({ viewport: { width: 1400, height: 1000 } });
+async function watch(
+  options: MockOptions,
+  visit: Visit,
+  environment: BrowserContextOptions = { viewport: { width: 1400, height: 1000 } },
+): Promise<void> {
+  const context = await browser.newContext(environment);
   const page = await context.newPage();
   const errors: string[] = [];
   page.on("console", (message) => {
@@ -69,6 +73,92 @@ test("a session's detail opens by mouse and keyboard, and closes", () =>
     await page.locator(".session-link").nth(4).focus();
     await page.keyboard.press("Enter");
     await detail.waitFor();
+  }));
+
+const LANE = "65c1f04bd1c2a9e07b3341aa";
+
+test("beside a detail, at 1280 pixels, tiles fill their rows and no column is cut", () =>
+  watch(
+    { numSessions: 30 },
+    async (page) => {
+      await page.locator(".session-link").first().focus();
+      await page.keyboard.press("Enter");
+      await page.getByRole("complementary", { name: "Session detail" }).waitFor();
+      const shape = await page.evaluate(() => {
+        const frame = document.querySelector(".tiles")!.getBoundingClientRect();
+        const last = [...document.querySelectorAll(".tile")].at(-1)!.getBoundingClientRect();
+        const table = document.querySelector(".sessions")!;
+        return {
+          tilesFree: Math.round(frame.right - last.right),
+          tableHidden: table.scrollWidth - table.clientWidth,
+          cutHeads: [...document.querySelectorAll(".sessions thead button")]
+            .filter((each) => {
+              const head = each.closest("th")!.getBoundingClientRect();
+              const box = each.getBoundingClientRect();
+              return box.right > head.right + 0.5 || box.left < head.left - 0.5;
+            })
+            .map((each) => (each as HTMLElement).innerText),
+          hint: getComputedStyle(document.querySelector(".scroll-hint")!).display,
+        };
+      });
+      expect(shape).toEqual({ tilesFree: 1, tableHidden: 0, cutHeads: [], hint: "none" });
+    },
+    { viewport: { width: 1280, height: 900 } },
+  ));
+
+test("a phone: the detail comes into view, closing it leads back, the table says it scrolls", () =>
+  watch(
+    { numSessions: 30 },
+    async (page) => {
+      await page.locator(".scroll-hint").waitFor();
+      await page.locator(".session-link").nth(2).focus();
+      await page.keyboard.press("Enter");
+      const detail = page.getByRole("complementary", { name: "Session detail" });
+      await detail.waitFor();
+      await page.waitForFunction(() => {
+        const box = document.querySelector(".detail h2")!.getBoundingClientRect();
+        return box.top >= 0 && box.bottom < window.innerHeight / 2;
+      });
+      await detail.getByRole("button", { name: "Close the detail" }).tap();
+      await detail.waitFor({ state: "detached" });
+      await page.waitForFunction(() => {
+        const row = document.activeElement!;
+        const box = row.getBoundingClientRect();
+        return row.classList.contains("session-link") && box.top >= 0 && box.bottom < innerHeight;
+      });
+    },
+    { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true },
+  ));
+
+test("a session is named in short, with the whole in a hint and to copy", () =>
+  watch(
+    { numSessions: 1, lane: () => LANE },
+    async (page) => {
+      await page.locator(".session-link").click();
+      const detail = page.getByRole("complementary", { name: "Session detail" });
+      const heading = detail.getByRole("heading", { level: 2 });
+      await heading.waitFor();
+      expect((await heading.innerText()).trim()).toBe("5eed0000 65c1f04b…");
+      expect(await heading.getAttribute("title")).toBe(`sess_5eed0000, lane ${LANE}`);
+      expect(await detail.innerText()).not.toContain(LANE);
+      await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
+      await detail.getByRole("button", { name: "Copy the lane's id" }).click();
+      await detail.getByRole("button", { name: "Copied" }).waitFor();
+      expect(await page.evaluate(() => navigator.clipboard.readText())).toBe(LANE);
+    },
+  ));
+
+test("the page's words are explained", () =>
+  watch({ numSessions: 2 }, async (page) => {
+    await page.getByText("What these words mean").click();
+    const words = await page.locator(".meanings dt").allInnerTexts();
+    for (const word of ["Acceptance", "Gate", "Ledger", "Blocks", "Tested"]) {
+      expect(words).toContain(word);
+    }
+    expect(await page.locator(".meanings dd").first().isVisible()).toBe(true);
+    expect(await page.getByRole("button", { name: "Acceptance" }).getAttribute("title")).toContain(
+      "the last 64",
+    );
   }));
 
 test("a pause holds everything still while samples go on, and then catches up", () =>

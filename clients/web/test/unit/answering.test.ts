@@ -4,6 +4,7 @@ import { Answering } from "../../src/chat/answering";
 import { openDatabase } from "../../src/chat/database";
 import type { MessageRecord } from "../../src/chat/records";
 import { Store } from "../../src/chat/store";
+import type { UnfinishedAnswer } from "../../src/chat/unfinished";
 import { Lanes } from "../../src/wire/lanes";
 import type { Connection } from "../../src/wire/connection";
 import { FakeServer, SUMMARY, settle } from "./fakes";
@@ -124,6 +125,100 @@ describe("a turn", () => {
     answering.ask(conversationId, "two");
     expect(server.requests).toHaveLength(1);
     expect(branch()).toHaveLength(2);
+  });
+});
+
+describe("a reload in mid-answer", () => {
+  let unfinished: readonly UnfinishedAnswer[];
+
+  /** The same tab's page, anew: over what the database and the tab's own storage hold. */
+  async function open(database: string): Promise<void> {
+    server = new FakeServer();
+    connection = await server.connect();
+    store = new Store(await openDatabase(database), SILENT_TABS, () => answering.messageIds);
+    answering = new Answering(store, connection, new Lanes(connection), {
+      read: () => unfinished,
+      write: (answers) => (unfinished = answers),
+    });
+    await settle();
+    await store.start();
+    for (const id of answering.conversationsBefore) await store.load(id);
+  }
+
+  async function reload(database: string): Promise<void> {
+    await settle();
+    await open(database);
+    await new Promise((resolve) => setTimeout(resolve, 350)); // other tabs could claim it
+    await settle();
+  }
+
+  const name = (): string => `reload-${(numDatabases += 1)}`;
+
+  beforeEach(() => {
+    unfinished = [];
+  });
+
+  test("keeps what came, and begins the answer anew", async () => {
+    const database = name();
+    await open(database);
+    conversationId = store.create().id;
+    answering.ask(conversationId, "hello");
+    server.answer(["Half of"], null);
+    const half = branch()[1] as MessageRecord;
+    store.keep(half);
+    expect(unfinished).toEqual([{ conversationId, messageId: half.id }]);
+
+    await reload(database);
+    expect(server.requests).toHaveLength(1);
+    server.answer(["The whole"]);
+    expect(branch().map((each) => each.text)).toEqual(["hello", "The whole"]);
+    expect(branch()[1]?.note).toContain("begun anew");
+    expect(all().find((each) => each.text === "Half of")?.status).toBe("interrupted");
+    expect(unfinished).toEqual([]);
+  });
+
+  test("before anything came asks once more, in the same place", async () => {
+    const database = name();
+    await open(database);
+    conversationId = store.create().id;
+    answering.ask(conversationId, "hello");
+    await reload(database);
+    expect(server.requests).toHaveLength(1);
+    server.answer(["Hi"]);
+    expect(all().map((each) => [each.role, each.text, each.status, each.note])).toEqual([
+      ["user", "hello", "done", null],
+      ["assistant", "Hi", "done", null],
+    ]);
+  });
+
+  test("of another tab, or long ago, begins nothing", async () => {
+    const database = name();
+    await open(database);
+    conversationId = store.create().id;
+    answering.ask(conversationId, "hello");
+    server.answer(["Half of"], null);
+    store.keep(branch()[1] as MessageRecord);
+    unfinished = []; // storage of a new tab
+    await reload(database);
+    await store.open(conversationId);
+    await new Promise((resolve) => setTimeout(resolve, 350));
+    expect(server.requests).toHaveLength(0);
+    expect(branch()[1]).toMatchObject({ text: "Half of", status: "interrupted" });
+  });
+
+  test("and stopped at once, stays stopped", async () => {
+    const database = name();
+    await open(database);
+    conversationId = store.create().id;
+    answering.ask(conversationId, "hello");
+    server.answer(["Half of"], null);
+    store.keep(branch()[1] as MessageRecord);
+    await settle();
+    await open(database);
+    answering.stop(branch()[1] as MessageRecord);
+    await new Promise((resolve) => setTimeout(resolve, 350));
+    expect(server.requests).toHaveLength(0);
+    expect(branch()[1]).toMatchObject({ text: "Half of", status: "interrupted" });
   });
 });
 

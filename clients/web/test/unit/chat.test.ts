@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { Announcer } from "../../src/chat/announcer";
-import { countSources, gainOf, measuresOf, milliseconds } from "../../src/chat/measures";
+import { countSources, gainOf, measuresOf, milliseconds, whyOf } from "../../src/chat/measures";
 import { SERVER_DEFAULTS, newConversation, newMessage, titleFrom } from "../../src/chat/records";
 import { requestFor } from "../../src/chat/request";
 import { itemsOf, newestLeafUnder, pathTo, variantsOf } from "../../src/chat/tree";
@@ -112,6 +112,19 @@ describe("measures", () => {
     expect(labels.map((each) => each.label)).toEqual(["tok/s", "first token", "tokens/step"]);
   });
 
+  test("the reason has no second acceptance beside the answer's own", () => {
+    const reason = "off: too little was accepted, a probe is due; acceptance 0.31 over the last 64 tested";
+    expect(whyOf({ ...SUMMARY, gate: "off", reason })).toEqual({
+      cause: "Speculation off: too little was accepted, a probe is due",
+      evidence: "In this conversation of late: acceptance 0.31 over the last 64 tested.",
+    });
+    expect(whyOf({ ...SUMMARY, reason: "on: 3 tokens, as the request asked" })).toEqual({
+      cause: "Speculation on: 3 tokens, as the request asked",
+      evidence: null,
+    });
+    expect(whyOf({ ...SUMMARY, reason: "" })).toBeNull();
+  });
+
   test("times have three digits", () => {
     expect([3.14159, 42.4, 1234, 12345].map(milliseconds)).toEqual([
       "3.1 ms",
@@ -131,11 +144,14 @@ describe("measures", () => {
   });
 });
 
-test("a title is one line, cut between words", () => {
+test("a title is one line, and whole unless it is no title any more", () => {
   expect(titleFrom("  Two\nlines ")).toBe("Two lines");
   expect(titleFrom("   ")).toBe("New conversation");
-  const long = titleFrom("word ".repeat(30));
-  expect(long.endsWith("word…")).toBe(true);
+  const question = "word ".repeat(30).trim();
+  expect(titleFrom(question)).toBe(question);
+  const document = titleFrom("word ".repeat(3000));
+  expect(document.length).toBeLessThanOrEqual(301);
+  expect(document.endsWith("word…")).toBe(true);
 });
 
 test("a screen reader hears each sentence once, and the rest at the end", () => {

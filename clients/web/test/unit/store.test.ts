@@ -130,11 +130,12 @@ test("a deleted conversation is gone in every tab, with its messages", async () 
   expect(await database.messages(id)).toEqual([]);
 });
 
-test("a title that was given stays; one from the first message is short", async () => {
+test("a title that was given stays; one from the first message is the message", async () => {
   const store = await open();
   const { id } = store.create();
-  store.append(newMessage(id, null, "user", 1, `${"word ".repeat(40)}`));
-  expect(store.conversation(id)?.title.length).toBeLessThanOrEqual(61);
+  const question = "word ".repeat(40).trim();
+  store.append(newMessage(id, null, "user", 1, question));
+  expect(store.conversation(id)?.title).toBe(question);
   store.rename(id, "My title");
   store.append(newMessage(id, null, "user", 2, "another beginning"));
   expect(store.conversation(id)?.title).toBe("My title");

@@ -1,6 +1,8 @@
 import { describe, expect, test } from "vitest";
 import type { SessionTelemetry, TelemetrySample } from "../../src/protocol.generated";
+import { tickLabels, wholeSteps } from "../../src/telemetry/axis";
 import { growth, kindOfReason, meanOf, quantile } from "../../src/telemetry/changes";
+import { nameOf, whole } from "../../src/telemetry/format";
 import { Recorder, SERVER_COLUMNS } from "../../src/telemetry/recorder";
 import { Ring } from "../../src/telemetry/ring";
 import { FakeServer, settle } from "./fakes";
@@ -69,9 +71,10 @@ describe("changes", () => {
   });
 
   test("reasons that differ in numbers alone are of one kind", () => {
-    expect(kindOfReason("acceptance 0.31 below 0.40")).toBe(
-      kindOfReason("acceptance 0.12 below 0.40"),
+    expect(kindOfReason("off: next probe in 64 tokens; acceptance 0.31 over the last 64 tested")).toBe(
+      kindOfReason("off: next probe in 128 tokens"),
     );
+    expect(kindOfReason("off: a")).not.toBe(kindOfReason("off: b"));
   });
 });
 
@@ -95,6 +98,24 @@ const SESSION: SessionTelemetry = {
   other_ms: 0.5,
 };
 
+const SERVER: NonNullable<TelemetrySample["server"]> = {
+  num_sessions: 1,
+  num_running: 1,
+  num_waiting: 0,
+  num_blocks: 100,
+  num_free_blocks: 50,
+  num_cached_blocks: 10,
+  num_rows: 4,
+  tokens_per_second: 50,
+  draft_ms: 1,
+  verify_ms: 4,
+  sample_ms: 0.5,
+  other_ms: 0.5,
+  measured_step_ms: 6,
+  predicted_step_ms: 6,
+  break_even_rows: null,
+};
+
 function sample(time: number, sessions: SessionTelemetry[]): TelemetrySample {
   return {
     type: "telemetry.sample",
@@ -106,6 +127,45 @@ function sample(time: number, sessions: SessionTelemetry[]): TelemetrySample {
     server: null,
   };
 }
+
+describe("an axis", () => {
+  test("of counts has whole steps alone, and as many as it needs", () => {
+    expect(wholeSteps().slice(0, 7)).toEqual([1, 2, 5, 10, 20, 50, 100]);
+    expect(wholeSteps().every(Number.isInteger)).toBe(true);
+  });
+
+  test("says nothing twice", () => {
+    expect(tickLabels([0, 0.5, 1, 1.5, 2], whole)).toEqual(["0", "1", "", "2", ""]);
+    expect(tickLabels([0, 1, 2], whole)).toEqual(["0", "1", "2"]);
+    expect(tickLabels([], whole)).toEqual([]);
+  });
+});
+
+describe("a session's name", () => {
+  const lane = "65c1f04bd1c2a9e07b3341aa";
+  const session = { ...SESSION, session_id: "sess_0123456789abcdef0123456789abcdef" };
+
+  test("is short, and the whole is kept for a hint", () => {
+    expect(nameOf({ ...session, lane })).toEqual({
+      connection: "01234567",
+      lane: "65c1f04b…",
+      whole: `${session.session_id}, lane ${lane}`,
+    });
+    expect(nameOf(session)).toMatchObject({ lane: "", whole: session.session_id });
+  });
+
+  test("that people gave stays as it is", () => {
+    for (const given of ["chat", "completion of main.py", "deadbeef", "person 12"]) {
+      expect(nameOf({ ...session, lane: given }).lane).toBe(given);
+    }
+  });
+
+  test("is the title of this browser's own conversation", () => {
+    const titleOf = (asked: string): string | null => (asked === lane ? "Capitals" : null);
+    expect(nameOf({ ...session, lane }, titleOf).lane).toBe("Capitals");
+    expect(nameOf({ ...session, lane: "other" }, titleOf).lane).toBe("other");
+  });
+});
 
 async function recorder(): Promise<{ recorder: Recorder; server: FakeServer }> {
   const server = new FakeServer();
@@ -121,6 +181,20 @@ describe("a recorder", () => {
     made.record(sample(2, [{ ...SESSION, gamma_histogram: [0, 0, 10, 0, 6] }]));
     expect(made.sessions.get("sess_1/")?.gamma).toBe(4);
     expect(made.server.between(2, 2, ["gamma"])[1]).toEqual([4]);
+  });
+
+  test("shows the server's speed as it is told", async () => {
+    const { recorder: made } = await recorder();
+    const told = (time: number, tokens_per_second: number | null): TelemetrySample => ({
+      ...sample(time, [SESSION]),
+      server: { ...SERVER, tokens_per_second },
+    });
+    made.record(told(1, null));
+    made.record(told(2, 50));
+    made.record(told(3, 70));
+    expect(made.server.between(1, 3, ["tokens_per_second"])[1]).toEqual([null, 50, 70]);
+    made.record(sample(4, [SESSION, { ...SESSION, session_id: "sess_2" }]));
+    expect(made.server.at(4, "tokens_per_second")).toBe(100); // without the admin key, one's own
   });
 
   test("notes gates only when they change", async () => {
