@@ -13,6 +13,7 @@ from paceline.server.formats import (
     MAX_LARK_CHARACTERS,
     MAX_REGEX_CHARACTERS,
     MAX_SCHEMA_CHARACTERS,
+    MAX_SCHEMA_OBJECTS,
     format_of,
 )
 from paceline_protocol.errors import ProtocolError
@@ -79,6 +80,7 @@ def test_as_many_choices_as_there_may_be_compile() -> None:
         ({"regex": "x" * (MAX_REGEX_CHARACTERS + 1)}, MAX_REGEX_CHARACTERS),
         ({"lark": "x" * (MAX_LARK_CHARACTERS + 1)}, MAX_LARK_CHARACTERS),
         ({"json_schema": {"const": "x" * MAX_SCHEMA_CHARACTERS}}, MAX_SCHEMA_CHARACTERS),
+        ({"json_schema": {"prefixItems": [{}] * MAX_SCHEMA_OBJECTS}}, MAX_SCHEMA_OBJECTS),
         ({"json_schema": {"items": {"pattern": "x" * 16_385}}}, MAX_REGEX_CHARACTERS),
         (
             {"json_schema": {"anyOf": [{"patternProperties": {"x" * 8_193: {}}}] * 2}},
@@ -96,3 +98,4 @@ def test_up_to_the_limits_it_is_taken() -> None:
     assert _grammar(regex="x" * MAX_REGEX_CHARACTERS)
     assert _grammar(lark="x" * MAX_LARK_CHARACTERS)
     assert _grammar(json_schema={"pattern": "x" * MAX_REGEX_CHARACTERS})
+    assert _grammar(json_schema={"prefixItems": [{}] * (MAX_SCHEMA_OBJECTS - 1)})

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 MAX_REGEX_CHARACTERS: Final = 16_384
 """Of a regular expression, and of all patterns in a schema together."""
-MAX_LARK_CHARACTERS: Final = 32_768
+MAX_LARK_CHARACTERS: Final = 16_384
 MAX_SCHEMA_CHARACTERS: Final = 131_072
 """Of one schema as JSON, and of all choices together."""
+MAX_SCHEMA_OBJECTS: Final = 5_000
+"""JSON objects that one schema is made of: about as many as it has subschemas."""
 MAX_CHOICES: Final = 10_000
 
 _ANY_OBJECT = '{"type":"object"}'
@@ -97,13 +99,15 @@ def schema_grammar(schema: Any, path: str) -> Grammar:
 def check_schema_size(num_characters: int, schema: Any, path: str) -> None:
     """num_characters: of the schema as JSON. Raises ProtocolError."""
     _bound(num_characters, MAX_SCHEMA_CHARACTERS, "characters as JSON", path)
-    num_pattern = _num_pattern_characters(schema)
+    num_objects, num_pattern = _measures(schema)
+    _bound(num_objects, MAX_SCHEMA_OBJECTS, "JSON objects in it", path)
     _bound(num_pattern, MAX_REGEX_CHARACTERS, "characters in its patterns", path)
 
 
-def _num_pattern_characters(schema: Any) -> int:
-    """Of all regular expressions in a schema; what only looks like one counts as well."""
-    total = 0
+def _measures(schema: Any) -> tuple[int, int]:
+    """How many objects a schema is made of, and the characters of its regular expressions; what
+    only looks like one counts as well."""
+    num_objects = num_pattern = 0
     left = [schema]
     while left:
         each = left.pop()
@@ -111,10 +115,11 @@ def _num_pattern_characters(schema: Any) -> int:
             left.extend(each)
         elif isinstance(each, dict):
             left.extend(each.values())
+            num_objects += 1
             pattern, named = each.get("pattern"), each.get("patternProperties")
-            total += len(pattern) if isinstance(pattern, str) else 0
-            total += sum(map(len, named)) if isinstance(named, dict) else 0
-    return total
+            num_pattern += len(pattern) if isinstance(pattern, str) else 0
+            num_pattern += sum(map(len, named)) if isinstance(named, dict) else 0
+    return num_objects, num_pattern
 
 
 def _bound(count: int, most: int, what: str, path: str) -> None:
