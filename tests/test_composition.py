@@ -56,6 +56,20 @@ def build(config: ServeConfig) -> tuple[composition.Models, EngineConfig, Engine
     return models, engine_config, composition.build_engine(models, engine_config, plan)
 
 
+def test_what_takes_a_while_is_told_before_it_begins(target: Path) -> None:
+    told: list[str] = []
+    for _ in range(2):
+        models = composition.check_models(settings(target), tell=told.append)
+        engine_config = resolve(settings(target), composition.facts_of(models))
+        plan = composition.plan_for(models, engine_config, kv_memory=4 << 20)
+        composition.build_engine(models, engine_config, plan, tell=told.append)
+    reading = f"Reading the weights of {target.name}"
+    starts = [what.partition(";")[0] for what in told]
+    assert starts[0] == reading
+    assert starts[1].startswith("Measuring what a step costs on this machine")
+    assert reading in starts[2:]
+
+
 def answer(engine: Engine, prompt_ids: tuple[int, ...]) -> tuple[list[int], str, FinishEvent]:
     engine.submit(
         Request(
@@ -187,7 +201,7 @@ def test_the_shipped_draft_goes_with_the_default_target_alone(
     head = write_head(tmp_path / "drafts" / "head", target, name="SmolLM2-135M-Instruct")
     write_head(tmp_path / "drafts" / "other", target, name="another")
     monkeypatch.setattr("paceline.__file__", str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(default_weights, "ensure_default_target", lambda: target)
+    monkeypatch.setattr(default_weights, "ensure_default_target", lambda tell: target)
     assert composition.shipped_draft() == head
     for drafter, is_used in itertools.product(DrafterKind, [True, False]):
         values = {} if is_used else {"target": str(target)}

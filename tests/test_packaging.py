@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tomllib
@@ -66,3 +67,35 @@ def test_the_scripts_are_valid_and_name_no_registry(script: str) -> None:
     if script != "environment":
         assert "set -euo pipefail" in text
         assert path.stat().st_mode & 0o111
+
+
+def _in_bash(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f"set -euo pipefail; . {ROOT}/ops/environment; {script}"],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "TELL_EVERY_S": "0.02"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_scripts_say_what_takes_a_while_and_that_it_goes_on(tmp_path: Path) -> None:
+    """The command ends when it has seen itself talked about twice."""
+    done = _in_bash(
+        "while_telling 'Unpacking' bash -c 'until [ \"$(grep -c still told)\" -gt 1 ]; do :; done' "
+        "2>told; cat told",
+        tmp_path,
+    )
+    assert done.returncode == 0
+    first, *later = done.stdout.splitlines()
+    assert first == "== Unpacking"
+    assert len(later) >= 2
+    assert all(re.fullmatch(r"   still at it after \d+ s: Unpacking", line) for line in later)
+
+
+def test_a_step_that_fails_ends_the_script(tmp_path: Path) -> None:
+    done = _in_bash("while_telling 'Installing' bash -c 'exit 3'; echo never", tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "== Installing" in done.stderr

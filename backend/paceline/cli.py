@@ -157,6 +157,7 @@ def serve(
 
     settings = ServeConfig.load(config, flags)
     with _first_look(settings) as listener:
+        typer.echo("Starting; torch and the tokenizers take some seconds to import")
         with _extra_needed("serve"):
             from paceline.composition import run_server
         run_server(settings, listener)

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from transformers import PreTrainedModel
 
+    from paceline.core.cost import CostTable
     from paceline.core.events import StepResult
     from paceline.core.request import SamplingParams
     from paceline.engine.engine import Engine
@@ -102,13 +103,17 @@ def run_server(config: ServeConfig, listener: socket.socket) -> None:
     """
     configure_logging(config.log_level)
     console = Console(highlight=False)
-    models = check_models(config)
+
+    def tell(what: str) -> None:
+        console.print(what, soft_wrap=True, markup=False)
+
+    models = check_models(config, tell=tell)
     engine_config = resolve(config, facts_of(models))
     plan = plan_for(models, engine_config, kv_memory=config.kv_memory)
     sampling = default_sampling(models.target.source.folder)
     target_name = models.target.source.name
     console.print(render_plan(plan, target_name=target_name, draft_name=models.draft_name))
-    engine = build_engine(models, engine_config, plan)
+    engine = build_engine(models, engine_config, plan, tell=tell)
     anyio.run(_serve, listener, engine, models.codec, config, sampling, console)
 
 
@@ -130,10 +135,17 @@ async def _serve(
         console.print(f"Paceline serves {codec.name} at {address_of(listener)}", soft_wrap=True)
 
 
-def check_models(config: ServeConfig) -> Models:
+def _tell_nobody(what: str) -> None:
+    pass
+
+
+def check_models(config: ServeConfig, *, tell: Callable[[str], None] = _tell_nobody) -> Models:
     """Finds target and draft, reads their tokenizers and configurations, and checks that both can
-    be served and paired. Makes the default weights if they are asked for and not there yet."""
-    target_spec = config.target or str(default_weights.ensure_default_target())
+    be served and paired. Makes the default weights if they are asked for and not there yet.
+
+    tell: hears of what takes a while before it begins.
+    """
+    target_spec = config.target or str(default_weights.ensure_default_target(tell))
     target_source = find_source(target_spec, field="target")
     codec = TextCodec.load(target_source.tokenizer_path)
     target = describe_model(target_source, setting="target")
@@ -244,14 +256,20 @@ def kv_shape(model: ModelDescription | DraftDescription, dtype: Dtype) -> KVShap
 
 
 def build_engine(
-    models: Models, config: EngineConfig, plan: MemoryPlan, *, is_adaptive: bool = True
+    models: Models,
+    config: EngineConfig,
+    plan: MemoryPlan,
+    *,
+    is_adaptive: bool = True,
+    tell: Callable[[str], None] = _tell_nobody,
 ) -> Engine:
     """Loads the weights, takes the K/V memory and assembles an engine that is ready to step.
 
     is_adaptive: the machine's step costs are measured, and requests may leave depths to them; else
-    every draft has the full number of tokens.
+    every draft has the full number of tokens. tell: hears of what takes a while before it begins.
     """
     use_threads(config.threads)
+    tell(f"Reading the weights of {models.target.source.name}; a first start compiles kernels too")
     target_model = load_model(models.target, dtype=config.dtype, device=config.device)
     draft: ModelPart | HeadPart | None = None
     feature_layers: tuple[int, ...] = ()
@@ -289,23 +307,33 @@ def build_engine(
         token_budget=config.token_budget,
         num_speculative_tokens=config.num_speculative_tokens,
         min_acceptance=config.min_acceptance,
-        costs=partial(
-            cached_costs,
-            cache_folder() / "costs",
-            cost_key(
-                target=_weights_path(models.target),
-                draft=None if models.draft is None else _weights_path(models.draft),
-                dtype=config.dtype.value,
-                device=config.device.value
-                + ("-deterministic" if config.deterministic else "")
-                + ("-graphs" if config.cuda_graphs else ""),
-                max_sequences=config.max_sequences,
-                fast_path=config.fast_path,
-            ),
-        )
-        if is_adaptive
-        else None,
+        costs=partial(_costs, models, config, tell) if is_adaptive else None,
     )
+
+
+def _costs(
+    models: Models,
+    config: EngineConfig,
+    tell: Callable[[str], None],
+    measure: Callable[[], CostTable],
+) -> CostTable:
+    """What steps cost here, measured at the first start with these models and settings."""
+
+    def measure_aloud() -> CostTable:
+        tell("Measuring what a step costs on this machine, once; some seconds")
+        return measure()
+
+    key = cost_key(
+        target=_weights_path(models.target),
+        draft=None if models.draft is None else _weights_path(models.draft),
+        dtype=config.dtype.value,
+        device=config.device.value
+        + ("-deterministic" if config.deterministic else "")
+        + ("-graphs" if config.cuda_graphs else ""),
+        max_sequences=config.max_sequences,
+        fast_path=config.fast_path,
+    )
+    return cached_costs(cache_folder() / "costs", key, measure_aloud)
 
 
 def _weights_path(description: ModelDescription | DraftDescription) -> Path:

