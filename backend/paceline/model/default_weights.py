@@ -49,7 +49,7 @@ def ensure_default_target(tell: Callable[[str], None] | None = None) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     if tell is not None:
-        tell(f"Making the default weights ready, once, in {folder}")
+        tell(f"Making the default weights ready, once, in {folder}; about a minute")
     with FileLock(folder.parent / f"{NAME}.lock"):
         if not _is_whole(folder, source.sha256):
             _rebuild(folder, source)
