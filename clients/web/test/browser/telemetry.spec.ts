@@ -98,10 +98,19 @@ test("beside a detail, at 1280 pixels, tiles fill their rows and no column is cu
               return box.right > head.right + 0.5 || box.left < head.left - 0.5;
             })
             .map((each) => (each as HTMLElement).innerText),
+          cutCells: [...document.querySelectorAll(".sessions td.number")].filter(
+            (each) => each.scrollWidth > each.clientWidth,
+          ).length,
           hint: getComputedStyle(document.querySelector(".scroll-hint")!).display,
         };
       });
-      expect(shape).toEqual({ tilesFree: 1, tableHidden: 0, cutHeads: [], hint: "none" });
+      expect(shape).toEqual({
+        tilesFree: 1,
+        tableHidden: 0,
+        cutHeads: [],
+        cutCells: 0,
+        hint: "none",
+      });
     },
     { viewport: { width: 1280, height: 900 } },
   ));
