@@ -39,7 +39,7 @@ _MAX_CACHED = 64
 _NUM_PROBED = 3
 # llguidance follows rules from one to the next by calling itself, some kilobytes at each; where the
 # stack ends, so does the process. This is address space alone until a grammar makes use of it.
-_STACK_BYTES = 256 << 20
+_STACK_BYTES = 64 << 20
 _NO_OUTPUT = "no output follows it"
 _JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
