@@ -80,8 +80,8 @@ class Case:
         )
         return context.attend(0, query, key, value, SCALE, window)
 
-    def exact(self, window: int | None = None) -> Tensor:
-        """In float64, key by key."""
+    def exact(self, window: int | None = None, *, of_sizes: bool = False) -> Tensor:
+        """In float64, key by key. of_sizes: of the values' sizes, without their signs."""
         memory = self.memory.double().contiguous()
         segments = [
             Segment([0] * length, start, table, 0)
@@ -91,6 +91,7 @@ class Case:
         flat = memory.flatten(1, 2)
         flat[0, torch.from_numpy(batch.slots)] = self.key.double()
         flat[1, torch.from_numpy(batch.slots)] = self.value.double()
+        memory[1] = memory[1].abs() if of_sizes else memory[1]
         bounds = [0, *itertools.accumulate(length for _, length in self.spans)]
         return plain_varlen(
             self.query.double(),
@@ -122,10 +123,13 @@ def test_values(
     kv_heads: int, share: int, width: int, window: int | None, heads_first: bool
 ) -> None:
     case = Case(MIXED, kv_heads=kv_heads, share=share, width=width, heads_first=heads_first)
-    exact = case.exact(window)
+    exact, sizes = case.exact(window), case.exact(window, of_sizes=True)
     value = case.native(window=window).double()
-    # One rounding to bfloat16 (half of 2^-7) of a float32 result.
-    assert bool(((value - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all())
+    # The result is rounded to bfloat16 (by half of 2^-7), and so is each weight before it.
+    bound = 2**-8 * (exact.abs() + sizes) + 1e-5
+    assert bool(((value - exact).abs() <= bound).all())
+    # Roundings of weights cancel out: of many, little is left.
+    assert float((value - exact).abs().mean()) < 0.2 * float(bound.mean())
 
 
 @needs_compiler

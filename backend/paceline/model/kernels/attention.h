@@ -1,7 +1,7 @@
 // Attention over paged K/V: each key and value is read once, where it lies.
 #pragma once
 
-#include "vectors.h"
+#include "pairs.h"
 
 namespace {
 
@@ -95,41 +95,6 @@ void score_rows(const bf16* keys, const int64_t* offsets, int64_t count, int64_t
   }
 }
 
-// Whether the processor's bfloat16 dot products can score heads of this width.
-inline bool scores_in_pairs(int64_t width) {
-  return PACELINE_HAS_PRODUCTS && width % (2 * kLanes) == 0;
-}
-
-#if PACELINE_HAS_PRODUCTS
-
-// The same by dot products of pairs, for queries as they came; `scale` is applied to the sums.
-template <int R>
-void score_pairs(const bf16* keys, const int64_t* offsets, int64_t count, int64_t width,
-                 const bf16* const* queries, float scale, float* scores) {
-  for (int64_t j = 0; j < count; j += 4) {
-    __m512 total[R][4];
-    for (int r = 0; r < R; ++r)
-      for (int k = 0; k < 4; ++k) total[r][k] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < width; i += 2 * kLanes) {
-      __m512bh part[4];
-      for (int k = 0; k < 4; ++k)
-        part[k] = (__m512bh)_mm512_loadu_si512(keys + offsets[j + k] + i);
-      for (int r = 0; r < R; ++r) {
-        const __m512bh x = (__m512bh)_mm512_loadu_si512(queries[r] + i);
-        for (int k = 0; k < 4; ++k) total[r][k] = _mm512_dpbf16_ps(total[r][k], part[k], x);
-      }
-    }
-    for (int r = 0; r < R; ++r) {
-      Floats4 sums = sum4((Floats)total[r][0], (Floats)total[r][1], (Floats)total[r][2],
-                          (Floats)total[r][3]) *
-                     scale;
-      std::memcpy(scores + r * kChunk + j, &sums, sizeof sums);
-    }
-  }
-}
-
-#endif
-
 // Values weighted by `R` rows of weights and summed, `C` vectors of columns at a time.
 template <int R, int C>
 void weigh_columns(const bf16* values, const int64_t* offsets, int64_t count, int64_t width,
@@ -169,10 +134,16 @@ void soften(float* scores, int64_t count, int64_t low, int64_t high, float* larg
     *total = 0.0f;
     return;
   }
-  float top = scores[low];
-  for (int64_t i = low + 1; i < high; ++i) top = scores[i] > top ? scores[i] : top;
-  Floats sums{};
+  Floats tops = Floats{} - INFINITY;
   int64_t i = low;
+  for (; i + kLanes <= high; i += kLanes) {
+    const Floats some = load(scores + i);
+    tops = some > tops ? some : tops;
+  }
+  float top = largest_of(tops);
+  for (; i < high; ++i) top = scores[i] > top ? scores[i] : top;
+  Floats sums{};
+  i = low;
   for (; i + kLanes <= high; i += kLanes) {
     Floats weight = exponential(load(scores + i) - top);
     store(scores + i, weight);
@@ -192,49 +163,69 @@ void attend_chunk(const Attention& a, const Tile& tile, int64_t head, int64_t ch
                   float* scores, float* out, float* largest, float* total) {
   const int64_t share = a.num_heads / a.num_kv_heads, rows = tile.num_queries * share;
   const int64_t begin = tile.begin + chunk * kChunk;
-  const int64_t end = std::min(tile.end, begin + kChunk);
-  const bool in_pairs = scores_in_pairs(a.width);
+  const int64_t count = std::min(tile.end, begin + kChunk) - begin;
+  const bool in_pairs = serves_pairs(a.width);
   const auto source = [&](int64_t r) {
     return a.query + (tile.row + r / share) * a.query_stride + (head * share + r % share) * a.width;
   };
-  for (int64_t r = 0; r < rows && !in_pairs; ++r)
-    for (int64_t i = 0; i < a.width; i += kLanes)
-      store(query + r * a.width + i, load(source(r) + i) * a.scale);
   int64_t offsets[kChunk];
-  const int64_t count = end - begin;
   for (int64_t j = 0; j < count; ++j) {
     const int64_t position = begin + j;
     offsets[j] = tile.table[position >> a.block_shift] * a.block_stride +
                  (position & (a.block_size - 1)) * a.token_stride + head * a.head_stride;
   }
-  const int64_t padded = (count + 3) / 4 * 4;
+  // Keys come in groups; the last one is filled up, and what fills it gets no weight.
+  const int64_t group = in_pairs ? 2 * kLanes : 4, padded = (count + group - 1) / group * group;
   for (int64_t j = count; j < padded; ++j) offsets[j] = offsets[count - 1];
-  for (int64_t r = 0; r < rows; r += kRows) {
-    const int64_t num_rows = std::min<int64_t>(kRows, rows - r);
-    float* row = scores + r * kChunk;
-#if PACELINE_HAS_PRODUCTS
-    if (in_pairs) {
-      const bf16* some[kRows];
-      for (int64_t i = 0; i < num_rows; ++i) some[i] = source(r + i);
-      with_rows<kRows>(num_rows, [&](auto n) {
-        score_pairs<n()>(a.keys, offsets, padded, a.width, some, a.scale, row);
-      });
-      continue;
+  const auto each_group = [&](const auto& call) {
+    for (int64_t r = 0; r < rows; r += kRows)
+      with_rows<kRows>(std::min<int64_t>(kRows, rows - r), [&](auto n) { call(r, n); });
+  };
+  const auto weights_of = [&] {
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t position = tile.first + r / share;
+      const int64_t low = a.window > 0 ? position - a.window + 1 - begin : 0;
+      soften(scores + r * kChunk, padded, low, position + 1 - begin, largest + r, total + r);
     }
+  };
+#if PACELINE_HAS_PRODUCTS
+  if (in_pairs) {
+    __m512i pairs[kMaxWidth];
+    for (int64_t j = 0; j < padded; j += kKeys) {
+      lay_keys(a.keys, offsets + j, a.width, pairs);
+      each_group([&](int64_t r, auto n) {
+        const bf16* some[n()];
+        for (int i = 0; i < n(); ++i) some[i] = source(r + i);
+        score_pairs<n()>(pairs, a.width, some, a.scale, scores + r * kChunk + j, kChunk);
+      });
+    }
+    weights_of();
+    for (int64_t r = 0; r < rows; ++r) round_weights(scores + r * kChunk, padded);
+    const int64_t even = (count + 1) / 2 * 2;
+    each_group([&](int64_t r, auto n) {
+      const bf16* weights = reinterpret_cast<const bf16*>(scores + r * kChunk);
+      float* target = out + r * a.width;
+      int64_t column = 0;
+      for (; column + 64 <= a.width; column += 64)
+        weigh_pairs<n(), 2>(a.values + column, offsets, even, weights, 2 * kChunk,
+                            target + column, a.width);
+      for (; column < a.width; column += 32)
+        weigh_pairs<n(), 1>(a.values + column, offsets, even, weights, 2 * kChunk,
+                            target + column, a.width);
+    });
+    return;
+  }
 #endif
-    with_rows<kRows>(num_rows, [&](auto n) {
-      score_rows<n()>(a.keys, offsets, padded, a.width, query + r * a.width, row);
-    });
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t position = tile.first + r / share;
-    const int64_t low = a.window > 0 ? position - a.window + 1 - begin : 0;
-    soften(scores + r * kChunk, count, low, position + 1 - begin, largest + r, total + r);
-  }
-  for (int64_t r = 0; r < rows; r += kRows)
-    with_rows<kRows>(std::min<int64_t>(kRows, rows - r), [&](auto n) {
-      weigh_rows<n()>(a.values, offsets, count, a.width, scores + r * kChunk, out + r * a.width);
-    });
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < a.width; i += kLanes)
+      store(query + r * a.width + i, load(source(r) + i) * a.scale);
+  each_group([&](int64_t r, auto n) {
+    score_rows<n()>(a.keys, offsets, padded, a.width, query + r * a.width, scores + r * kChunk);
+  });
+  weights_of();
+  each_group([&](int64_t r, auto n) {
+    weigh_rows<n()>(a.values, offsets, count, a.width, scores + r * kChunk, out + r * a.width);
+  });
 }
 
 // Joins a row's chunks: out = sum of e^(largest - top) * part, over the same sum of totals.

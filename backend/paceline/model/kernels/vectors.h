@@ -79,6 +79,13 @@ inline float sum(Floats value) {
   return (c[0] + c[2]) + (c[1] + c[3]);
 }
 
+// A NaN counts as nothing.
+inline float largest_of(Floats value) {
+  float top = value[0];
+  for (int i = 1; i < kLanes; ++i) top = value[i] > top ? value[i] : top;
+  return top;
+}
+
 // exp to about two units in the last place; below -87 a tiny number, NaN for NaN.
 inline Floats exponential(Floats x) {
   x = x < -87.0f ? Floats{} - 87.0f : x;
