@@ -2,8 +2,10 @@
 
 There is no prefill phase and no decode phase. Every sequence has known tokens and computed ones;
 computed catches up, and a drafted token is one more to catch up. A step computes at most
-`token_budget` tokens: decoding sequences first, then chunks of prompts in order of arrival, then
-new admissions, and what is left goes to draft models that lag behind.
+`token_budget` tokens: decoding sequences first, then chunks of prompts, those in progress before
+new ones, and what is left goes to draft models that lag behind. Prompts share three quarters of
+what decoding leaves in order of arrival and a quarter by what they still lack, so that a short one
+need not wait for the end of a long one.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 # A drafter that trails by at most this many tokens is in step: no catching up to charge for.
 _IN_STEP = 2
+# One part in so many of what a step computes of prompts goes to those that lack least.
+_SHORT_PROMPTS_SHARE = 4
 
 
 class Scheduler:
@@ -68,16 +72,9 @@ class Scheduler:
         preempted: list[Sequence] = []
         entries = self._plan_decoding(preempted)
         budget = self._token_budget - sum(e.num_target_tokens + e.num_drafted for e in entries)
-        for sequence in self.running:
-            if not sequence.is_decoding and budget > 0:
-                entries.append(self._plan_chunk(sequence, budget))
-                budget -= entries[-1].num_target_tokens
-        while self.waiting and budget > 0 and len(self.running) < self._limits.max_sequences:
-            if preempted or not self._admit(self.waiting[0]):
-                break
-            sequence = self.waiting.popleft()
-            entries.append(self._plan_chunk(sequence, budget))
-            budget -= entries[-1].num_target_tokens
+        chunks = self._plan_chunks(budget, may_admit=not preempted)
+        budget -= sum(chunk.num_target_tokens for chunk in chunks)
+        entries += chunks
         return StepPlan(tuple(self._plan_catch_up(entries, budget)), tuple(preempted))
 
     def finish(self, sequence: Sequence, *, discard: bool = False) -> list[int]:
@@ -169,9 +166,49 @@ class Scheduler:
                 entries.append(PlanEntry(sequence, 1, True))
         return entries
 
-    def _plan_chunk(self, sequence: Sequence, budget: int) -> PlanEntry:
-        count = min(sequence.num_uncomputed, budget)
-        return PlanEntry(sequence, count, count == sequence.num_uncomputed)
+    def _plan_chunks(self, budget: int, *, may_admit: bool) -> list[PlanEntry]:
+        """What is computed of prompts, oldest first; sequences are admitted as long as there is
+        budget for them."""
+        prompts = [sequence for sequence in self.running if not sequence.is_decoding]
+        counts = [0] * len(prompts)
+        shared = budget // _SHORT_PROMPTS_SHARE  # what the shortest ones may have
+
+        def give(place: int, most: int) -> None:
+            nonlocal budget
+            count = max(0, min(prompts[place].num_uncomputed - counts[place], most))
+            counts[place] += count
+            budget -= count
+
+        def admit() -> bool:
+            nonlocal may_admit
+            may_admit = (
+                may_admit
+                and len(self.running) < self._limits.max_sequences
+                and bool(self.waiting)
+                and self._admit(self.waiting[0])
+            )
+            if may_admit:
+                prompts.append(self.waiting.popleft())
+                counts.append(0)
+            return may_admit
+
+        for place in range(len(prompts)):
+            give(place, budget - shared)
+        while budget > shared and admit():
+            give(-1, budget - shared)
+        # Half of what is left each time: there is something for whoever stands behind.
+        others = range(1, len(prompts))
+        for place in sorted(others, key=lambda at: prompts[at].num_uncomputed):
+            give(place, -(-budget // 2))
+        while budget > 0 and admit():
+            give(-1, -(-budget // 2))
+        for place in range(len(prompts)):
+            give(place, budget)
+        return [
+            PlanEntry(sequence, count, count == sequence.num_uncomputed)
+            for sequence, count in zip(prompts, counts, strict=True)
+            if count
+        ]
 
     def _room(self, sequence: Sequence) -> int:
         """Drafted tokens that can still be of use: the token behind them must fit as well."""
