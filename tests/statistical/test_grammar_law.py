@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from paceline.core.request import DrafterKind, Grammar, GrammarKind, SamplingParams
 from paceline.sampling.acceptance import AcceptRule
 from paceline.sampling.constraints import RowEdits
 from paceline.sampling.grammar import GrammarCompiler, GrammarConstraint
 from tests.reference import chi_square
+from tests.statistical.letters import END, LETTERS, letters
 from tests.statistical.test_engine_law import continuation, marginal
 from tests.statistical.tiny_law import MEASURED, NUM_TOKENS, VOCABULARY_SIZE, ExactLaw, serve
 
@@ -35,9 +35,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.statistical, pytest.mark.timeout(900
 
 NUMBER = 20_000
 REJECT = 1e-6
-# The order of the ids: one in which the model's likely tokens meet choices of the language.
-LETTERS = "cfebadg"
-END = len(LETTERS)
 # Written down twice: as what the engine gets, and as pieces whose rows make up the language. After
 # f two letters are forced, after c one; after ab and at the start of a piece there is a choice.
 UNITS = ("abc", "abd", "ad", "b", "ce", "fga")
@@ -49,15 +46,6 @@ CASES = {
     ),
     "seeded": SamplingParams(seed=0),
 }
-
-
-def _vocabulary() -> tuple[str, int]:
-    """A tokenizer of single letters and an end."""
-    tokenizer = Tokenizer(models.BPE({letter: place for place, letter in enumerate(LETTERS)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
-    return tokenizer.to_str(), VOCABULARY_SIZE
 
 
 @cache
@@ -108,7 +96,7 @@ def _serve(params: SamplingParams, number: int = NUMBER, *, may_fail: bool = Fal
         AcceptRule.BLOCK,
         DrafterKind.MODEL,
         grammar=GRAMMAR,
-        grammars=GrammarCompiler(_vocabulary, [END]),
+        grammars=GrammarCompiler(letters, [END]),
         stop_token_ids=frozenset({END}),
         preempts=0.5,
         may_fail=may_fail,

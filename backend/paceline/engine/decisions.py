@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.events import TokenLogprob
+from paceline.sampling.acceptance import NextSource
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,13 +40,15 @@ class Decision:
 class Verdict:
     """Outcome of a step for its B sampled entries, not yet read back.
 
-    is_usable: bool [B]. logprobs: packed by entry, num_accepted + 1 for each entry whose num_top is
-    not None; None if there is none such.
+    is_usable: bool [B]. num_certain: drafted tokens that were accepted unseen, of which acceptance
+    and num_drafted know nothing. logprobs: packed by entry, num_accepted + 1 for each entry whose
+    num_top is not None; None if there is none such.
     """
 
     acceptance: Acceptance
     is_usable: Tensor
     num_drafted: tuple[int, ...]
+    num_certain: tuple[int, ...]
     num_top: tuple[int | None, ...]
     logprobs: RowLogprobs | None
 
@@ -68,15 +71,16 @@ class Verdict:
         decisions = []
         for index, (row, (next_prob, *survival)) in enumerate(zip(counts, odds, strict=True)):
             accepted, token, source, usable, examined, passed = row
+            certain = self.num_certain[index]
             decisions.append(
                 Decision(
-                    accepted,
+                    certain + accepted,
                     token,
-                    source,
+                    int(NextSource.BONUS) if certain else source,
                     bool(usable),
-                    examined,
-                    passed,
-                    tuple(survival[: self.num_drafted[index]]),
+                    certain + examined,
+                    certain + passed,
+                    (1.0,) * certain + tuple(survival[: self.num_drafted[index]]),
                     next_prob,
                     by_entry.get(index, ()),
                 )

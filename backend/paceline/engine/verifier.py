@@ -31,13 +31,15 @@ class Scores:
     """The target's view of a step. Rows of logits are packed by sampled entry, in plan order.
 
     logits: [R, V]. sampled: entries that get a new token, with their drafted ids. first_rows: where
-    each one's rows begin. features: [T, F] of all packed tokens; first_tokens[i] is where entry i
-    of the plan begins in them.
+    each one's rows begin. num_certain: of each one, drafted tokens that need no rows, so that the
+    row behind them is its only one. features: [T, F] of all packed tokens; first_tokens[i] is where
+    entry i of the plan begins in them.
     """
 
     logits: Tensor
     sampled: tuple[int, ...]
     first_rows: tuple[int, ...]
+    num_certain: tuple[int, ...]
     first_tokens: tuple[int, ...]
     num_tokens: int
     features: Tensor | None
@@ -63,7 +65,7 @@ class Verifier:
 
     def score(self, entries: Many[PlanEntry], draft_ids: Many[Many[int]]) -> Scores:
         """One forward pass over prefill chunks, decodes and verifications together."""
-        segments, sampled, first_rows, first_tokens = [], [], [], []
+        segments, sampled, first_rows, first_tokens, num_certain = [], [], [], [], []
         num_rows = num_tokens = 0
         for index, (entry, drafted) in enumerate(zip(entries, draft_ids, strict=True)):
             sequence = entry.sequence
@@ -72,9 +74,11 @@ class Verifier:
             tokens.extend(drafted)
             num_logits = 0
             if entry.completes and sequence.request.max_new_tokens > 0:
-                num_logits = 1 + len(drafted)
+                certain = len(drafted) if _is_certain(entry) else 0
+                num_logits = 1 + len(drafted) - certain
                 sampled.append(index)
                 first_rows.append(num_rows)
+                num_certain.append(certain)
             segments.append(Segment(tokens, start, sequence.block_table, num_logits))
             first_tokens.append(num_tokens)
             num_rows += num_logits
@@ -84,6 +88,7 @@ class Verifier:
             output.logits[:, : self._vocabulary_size],
             tuple(sampled),
             tuple(first_rows),
+            tuple(num_certain),
             tuple(first_tokens),
             num_tokens,
             output.features,
@@ -95,10 +100,11 @@ class Verifier:
         logits = scores.logits
         sequences = [entries[index].sequence for index in scores.sampled]
         drafted = _drafted(proposal, scores)
+        certain = scores.num_certain
         edits = [
-            (first, sequence.constraint.fork(proposal.draft_ids[index]))
-            for first, index, sequence in zip(
-                scores.first_rows, scores.sampled, sequences, strict=True
+            (first, sequence.constraint.fork(proposal.draft_ids[index], first=count))
+            for first, index, sequence, count in zip(
+                scores.first_rows, scores.sampled, sequences, certain, strict=True
             )
             if sequence.constraint is not None
         ]
@@ -106,7 +112,7 @@ class Verifier:
             logits = apply_edits(logits, RowEdits.join(edits))
         keys = NoiseKeys(
             seeds=np.array([sequence.seed for sequence in sequences], dtype=np.uint64),
-            positions=np.array([sequence.num_tokens for sequence in sequences]),
+            positions=np.array([s.num_tokens for s in sequences]) + np.array(certain),
             rounds=np.array([sequence.round for sequence in sequences]),
         )
         params = [sequence.request.sampling for sequence in sequences]
@@ -114,14 +120,30 @@ class Verifier:
         num_top = tuple(p.top_logprobs for p in params)
         logprobs = _logprobs(scores.logits, num_top, drafted, acceptance)
         num_drafted = tuple(drafted.num_drafted.tolist())
-        return Verdict(acceptance, is_usable, num_drafted, num_top, logprobs)
+        return Verdict(acceptance, is_usable, num_drafted, certain, num_top, logprobs)
+
+
+def _is_certain(entry: PlanEntry) -> bool:
+    """Whether what is drafted for it will be accepted whatever the target says: under its grammar
+    the target gives each of these tokens probability 1, unless the request rules tokens out, and
+    nobody wants to know what the target thought of them."""
+    sampling = entry.sequence.request.sampling
+    forbids = sampling.banned_token_ids or sampling.min_tokens
+    return bool(entry.forced) and not forbids and sampling.top_logprobs is None
 
 
 def _drafted(proposal: Proposal, scores: Scores) -> Drafted:
-    drafts = [proposal.draft_ids[index] for index in scores.sampled]
+    uncertain = [slice(0) if count else slice(None) for count in scores.num_certain]
+    drafts = [
+        proposal.draft_ids[index][part]
+        for index, part in zip(scores.sampled, uncertain, strict=True)
+    ]
     depth = max(len(draft) for draft in drafts)
     padded = [list(draft) + [0] * (depth - len(draft)) for draft in drafts]
-    places = [list(proposal.row_index[index]) for index in scores.sampled]
+    places = [
+        list(proposal.row_index[index][part])
+        for index, part in zip(scores.sampled, uncertain, strict=True)
+    ]
     row_index = [place + [-1] * (depth - len(place)) for place in places]
     shape = (len(drafts), depth)
     device = scores.logits.device

@@ -135,6 +135,8 @@ class GrammarConstraint:
             if place == len(drafted) or not self._consume(drafted[place]):
                 break
             num_consumed += 1
+        if not rows and drafted[num_consumed] not in self._eos_token_ids:
+            rows.append(0)  # tokens that were to be certain are not: this too fails the request
         if num_consumed and not matcher.is_error():
             matcher.rollback(num_consumed)
         count = len(rows)
