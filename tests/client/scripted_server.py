@@ -2,6 +2,7 @@
 
 `hold ...`: sends one word, then waits for a cancellation. `fail`: fails after one word. `refuse`:
 answers with an error. `drop`: breaks the connection after one word. `flood N`: sends N deltas.
+`cut N`: sends one word and ends as after N tokens, at the limit that was asked for.
 Anything else is answered with its own words in upper case.
 """
 
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 from msgspec import UNSET
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -211,11 +213,29 @@ class _Connection:
         end: m.TerminalEvent
         if text == "fail":
             end = m.ResponseFailed(response=response("failed", said), stream_id=stream_id)
+        elif text.startswith("cut "):
+            cut = msgspec.structs.replace(
+                response("incomplete", said),
+                incomplete_details=m.IncompleteDetails(reason="max_output_tokens"),
+                max_output_tokens=request.max_output_tokens,
+                usage=_usage(num_output=int(text[4:])),
+            )
+            end = m.ResponseIncomplete(response=cut, stream_id=stream_id)
         elif cancelled.is_set():
             end = m.ResponseIncomplete(response=response("cancelled", said), stream_id=stream_id)
         else:
             end = m.ResponseCompleted(response=response("completed", said), stream_id=stream_id)
         await self.send(end)
+
+
+def _usage(*, num_output: int) -> m.ResponseUsage:
+    return m.ResponseUsage(
+        input_tokens=1,
+        input_tokens_details=m.InputTokensDetails(cached_tokens=0),
+        output_tokens=num_output,
+        output_tokens_details=m.OutputTokensDetails(reasoning_tokens=0),
+        total_tokens=1 + num_output,
+    )
 
 
 def _asked(request: m.ResponseCreate | m.CompletionCreate) -> str:
@@ -233,7 +253,7 @@ def _asked(request: m.ResponseCreate | m.CompletionCreate) -> str:
 def _words(text: str) -> list[str]:
     if text.startswith("flood "):
         return [f"{number} " for number in range(int(text.split()[1]))]
-    if text.split()[:1] in (["hold"], ["fail"], ["drop"]):
+    if text.split()[:1] in (["hold"], ["fail"], ["drop"], ["cut"]):
         return ["WORD"]
     return [f"{word} " for word in text.upper().split()]
 

@@ -88,6 +88,37 @@ def test_a_refusal_is_one_line(server: ScriptedServer, question: str, said: str)
     assert err == f"error: {said}\n"
 
 
+def test_an_error_in_mid_answer_begins_a_line(server: ScriptedServer) -> None:
+    """Both streams usually end on one screen."""
+    both = io.StringIO()
+    code = chat.run("fail", url=server.url, stdin=_Input(), stdout=both, stderr=both)
+    assert (code, both.getvalue()) == (1, "WORD\nerror: the script says so\n")
+
+
+def test_an_answer_has_a_limit_and_says_when_it_was_reached(server: ScriptedServer) -> None:
+    code, out, err = _piped("cut 9", server.url)
+    assert (code, out) == (0, "WORD\n")
+    assert err == (
+        "the answer was cut at 9 tokens; paceline chat --max-tokens N allows another number, "
+        "0 as many as fit\n"
+    )
+    assert "context is full" in _piped("cut 5", server.url)[2]  # before the limit of 9
+    assert _piped("whole", server.url)[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"), [({}, 1024), ({"max_tokens": 5000}, 5000), ({"max_tokens": 0}, None)]
+)
+def test_the_limit_of_an_answer(
+    server: ScriptedServer, asked: dict[str, int], sent: int | None
+) -> None:
+    code = chat.run(
+        "hi", url=server.url, stdin=_Input(), stdout=io.StringIO(), stderr=io.StringIO(), **asked
+    )
+    assert code == 0
+    assert server.requests()[0].max_output_tokens == sent
+
+
 def test_a_wrong_option_is_one_line(server: ScriptedServer) -> None:
     code, out, err = _piped("x", server.url, temperature=-1)
     assert (code, out) == (2, "")

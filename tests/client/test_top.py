@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -83,9 +84,10 @@ def _drawn(sample: m.TelemetrySample, *, width: int = 120, height: int = 30, not
 def test_what_the_screen_says() -> None:
     text = _drawn(_sample(_session(1, lane="editor"), waiting=2), width=140)
     for part in (
-        "1 sessions, 3 running, 2 waiting  321.5 tokens/s",
+        "3 answers running, 2 waiting  321.5 tokens/s  1 session listed, 1 connection\n",
         "150 of 200, 20 cached  ledger 1.5 ms",
-        "draft 1.0 verify 8.0 sample 1.0 other 2.0 12.0 ms, predicted 11.5 ms, 12 rows of 24",
+        "12.0 ms: draft 1.0, verify 8.0, sample 1.0, other 2.0\n",
+        "predicted 11.5 ms  12 tokens in the pass; drafting pays up to 24\n",
         "00000000/editor",
         "acceptance 0.71 over 64",
     ):
@@ -158,8 +160,20 @@ def test_eighty_columns_show_what_matters_most() -> None:
     [row] = [line for line in lines if "5f5f5f5f" in line]
     assert row.split()[:4] == ["00000000/5f5f5f5f", "on", "0.71", "99.0"]
     assert "the draft model dr" in row
-    assert "draft 1.0 verify 8.0 sample 1.0 other 2.0 12.0 ms" in text
-    assert "predicted 11.5 ms, 12 rows of 24 where drafting still pays" in text
+    assert "12.0 ms: draft 1.0, verify 8.0, sample 1.0, other 2.0\n" in text
+    assert "predicted 11.5 ms  12 tokens in the pass; drafting pays up to 24" in text
+    assert "3 running, 0 waiting  321.5 tokens/s  1 session listed, 1 connection\n" in text
+
+
+def test_what_is_listed_is_not_what_is_connected() -> None:
+    """One connection has many lanes, and lanes of connections that have gone are listed too."""
+    sample = _sample(*(_session(number) for number in range(38)))
+    assert sample.server is not None
+    server = msgspec.structs.replace(sample.server, num_sessions=1, num_running=1, num_rows=1)
+    text = _drawn(msgspec.structs.replace(sample, server=server), width=160, height=60)
+    assert "1 answer running, 0 waiting" in text
+    assert "38 sessions listed, 1 connection\n" in text
+    assert "1 token in the pass" in text
 
 
 def test_idle_sessions_have_no_speed() -> None:

@@ -1,6 +1,8 @@
 """An agent with two tools, by the openai-agents library, over chat completions or the WebSocket.
 
-pip install openai-agents
+Needs a package that Paceline does not bring: pip install openai-agents
+It brings `openai` and what the WebSocket takes.
+
 python agent_with_tools.py [http://127.0.0.1:8765] [chat|socket]
 """
 

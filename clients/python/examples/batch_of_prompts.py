@@ -1,6 +1,7 @@
 """A file of prompts, one a line, through one request of raw completions.
 
-pip install openai
+Needs a package that Paceline does not bring: pip install openai
+
 python batch_of_prompts.py PROMPTS [http://127.0.0.1:8765]
 """
 

@@ -1,5 +1,7 @@
 """Many answers at once over one connection, each in a lane that the client picks.
 
+Needs nothing but the base install of Paceline.
+
 python parallel_lanes.py [ws://127.0.0.1:8765]
 """
 

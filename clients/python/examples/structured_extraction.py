@@ -1,6 +1,7 @@
 """Facts out of a text, as an object of a given type, by the official client's `parse`.
 
-pip install openai
+Needs a package that Paceline does not bring: pip install openai
+
 python structured_extraction.py [http://127.0.0.1:8765]
 """
 

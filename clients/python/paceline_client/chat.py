@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from paceline_protocol.messages import DrafterChoice, Response, SpeculationChoice
 
+DEFAULT_MAX_TOKENS = 1024
+"""Of an answer: a small model that begins to repeat itself would fill its whole context."""
+
 _PROMPT = "> "
 _HELP = """\
 /new             forget the conversation
@@ -55,7 +58,7 @@ def run(
     api_key: str | None = None,
     system: str | None = None,
     temperature: float | None = None,
-    max_tokens: int | None = None,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
     speculation: SpeculationChoice | None = None,
     drafter: DrafterChoice | None = None,
     codec: CodecName = "json",
@@ -67,8 +70,8 @@ def run(
     """Chat until the user leaves, or answer one question; returns the exit code.
 
     question: None starts a conversation, unless standard input is no terminal: then all of it is
-    the question. Codes: 0, 1 when there is no server or it could not answer, 2 for a wrong
-    option, 130 for an interrupted single answer.
+    the question. max_tokens: of an answer; 0 lets it fill the context. Codes: 0, 1 when there is no
+    server or it could not answer, 2 for a wrong option, 130 for an interrupted single answer.
     """
     stdin, stdout, stderr = stdin or sys.stdin, stdout or sys.stdout, stderr or sys.stderr
     console = Console(file=stdout, highlight=False)
@@ -83,7 +86,7 @@ def run(
             conversation = session.conversation(
                 instructions=system,
                 temperature=temperature,
-                max_output_tokens=max_tokens,
+                max_output_tokens=max_tokens or None,
                 paceline=PacelineOptions(
                     speculation=speculation,
                     drafter=drafter,
@@ -132,6 +135,20 @@ def status_line(response: Response) -> str:
         cause = summary.reason.partition("; ")[0]
         parts.append(cause or f"speculation {summary.gate}")
     return " · ".join(parts)
+
+
+def cut_note(response: Response) -> str | None:
+    """What to do about an answer that was cut; None for one that was not."""
+    if response.incomplete_details is None or response.status == "cancelled":
+        return None
+    limit = response.max_output_tokens
+    written = None if response.usage is None else response.usage.output_tokens
+    if limit is None or (written is not None and written < limit):
+        return "the answer was cut: the model's context is full; a new conversation has room"
+    return (
+        f"the answer was cut at {limit:,} tokens; paceline chat --max-tokens N allows another "
+        "number, 0 as many as fit"
+    )
 
 
 def _answer_once(
@@ -199,6 +216,9 @@ def _show(stream: SyncStream, console: Console, errors: Console) -> Outcome:
             console.print(Text(line, style="dim"))
         elif errors.is_terminal:
             errors.print(Text(line, style="dim"))
+        note = cut_note(response)
+        if note is not None:
+            (console if console.is_terminal else errors).print(Text(note), soft_wrap=True)
     return Outcome(response, was_interrupted)
 
 
@@ -230,17 +250,27 @@ def _show_markdown(stream: SyncStream, console: Console) -> bool:
 def _show_plain(stream: SyncStream, console: Console) -> bool:
     """Whether it was interrupted."""
     was_interrupted = False
+    is_line_open = True
     try:
         for event in stream:
             if isinstance(event, OutputTextDelta):
                 console.file.write(event.delta)
                 console.file.flush()
+                is_line_open = not event.delta.endswith("\n")
     except KeyboardInterrupt:
         was_interrupted = True
         stream.close()
-    console.file.write("\n")
-    console.file.flush()
+    except PacelineClientError:
+        _end_line(console, bool(stream.text) and is_line_open)  # what it says has its own line
+        raise
+    _end_line(console, True)
     return was_interrupted
+
+
+def _end_line(console: Console, is_open: bool) -> None:
+    if is_open:
+        console.file.write("\n")
+        console.file.flush()
 
 
 def _progress(num_tokens: int, elapsed_s: float) -> str:

@@ -78,9 +78,13 @@ def _server_lines(
 ) -> list[Text]:
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append("paceline", "bold")
-    line.append(f"  {server.num_sessions} sessions, {server.num_running} running, ")
+    running = _count(server.num_running, "answer") if width >= _WIDE else str(server.num_running)
+    line.append(f"  {running} running, ")
     line.append(f"{server.num_waiting} waiting", "bold yellow" if server.num_waiting else "")
     line.append(f"  {_number(server.tokens_per_second, 1)} tokens/s")
+    # A session is a lane of a connection, and is listed for a while after that has gone.
+    line.append(f"  {_count(len(sample.sessions), 'session')} listed, ")
+    line.append(_count(server.num_sessions, "connection"))
 
     bar_width = 20 if width >= _WIDE else 10
     used = server.num_blocks - server.num_free_blocks
@@ -93,15 +97,14 @@ def _server_lines(
 
     step = Text("step   ", no_wrap=True, overflow="ellipsis")
     step.append_text(_stages(server, bar_width))
-    step.append(f" {_number(server.measured_step_ms, 1)} ms")
-    rows = f"{server.num_rows} rows"
+    rows = f"{_count(server.num_rows, 'token')} in the pass"
     if server.break_even_rows is not None:
-        rows += f" of {server.break_even_rows} where drafting still pays"
+        rows += f"; drafting pays up to {server.break_even_rows}"
     predicted = server.predicted_step_ms
-    more = rows if predicted is None else f"predicted {predicted:.1f} ms, {rows}"
+    more = rows if predicted is None else f"predicted {predicted:.1f} ms  {rows}"
     steps = [step]
     if step.cell_len + len(more) + 2 <= width:
-        step.append(f", {more}")
+        step.append(f"  {more}")
     else:
         steps.append(Text(f"       {more}", no_wrap=True, overflow="ellipsis"))
 
@@ -212,6 +215,7 @@ def _bar(share: float, width: int) -> Text:
 
 
 def _stages(server: ServerTelemetry, width: int) -> Text:
+    """A bar, the step's time, and behind a colon what it was spent on."""
     times = (server.draft_ms, server.verify_ms, server.sample_ms, server.other_ms)
     total = sum(times)
     bar = Text()
@@ -223,9 +227,15 @@ def _stages(server: ServerTelemetry, width: int) -> Text:
         bar.append("█" * (end - drawn), style)
         drawn = end
     bar.append("░" * (width - drawn), "bright_black")
-    for (name, style), milliseconds in zip(_STAGES, times, strict=True):
-        bar.append(f" {name} {milliseconds:.1f}", style)
+    bar.append(f" {_number(server.measured_step_ms, 1)} ms:")
+    for index, ((name, style), milliseconds) in enumerate(zip(_STAGES, times, strict=True)):
+        bar.append(", " if index else " ")
+        bar.append(f"{name} {milliseconds:.1f}", style)
     return bar
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _number(value: float | None, digits: int) -> str:
