@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from paceline import cli, composition
 from paceline.core.config import ServeConfig
+from paceline.model import torch_build
 from tests.model.tiny import byte_level_tokenizer, llama_config, write_model, write_tokenizer
 
 if TYPE_CHECKING:
@@ -62,6 +64,23 @@ def test_version_and_help(run: Any) -> None:
     assert code == 0
     for name in ("serve", "chat", "plan", "distill"):
         assert name in out
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+def test_help_is_whole_on_a_narrow_terminal(
+    run: Any, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Names that are cut cannot be typed."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    shown = set(re.findall(r"--[a-z-]+", out))
+    for name in inspect.signature(getattr(cli, command)).parameters:
+        if name != "question":
+            assert "--" + name.replace("_", "-").replace("origins", "origin") in shown
 
 
 def test_every_setting_is_a_flag() -> None:
@@ -144,16 +163,67 @@ class TestOneLineAndCodeTwo:
         self.check(run(*arguments, "--max-model-len", "9999"), "exact up to 128")
         self.check(run(*arguments, "--drafter", "model"), "--draft")
 
+    def test_a_device_that_is_not_there(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch_build, "why_no_cuda", lambda: "there is none")
+        self.check(run("serve", "--port", "0", "--device", "cuda"), "device is cuda, but there is")
 
-@pytest.mark.parametrize("mistake", ["a missing folder", "a taken port", "an unknown setting"])
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "a missing folder",
+        "a broken configuration",
+        "a folder without a tokenizer",
+        "a folder without weights",
+        "a draft without weights",
+        "a file that is no GGUF",
+        "a taken port",
+        "an unknown setting",
+        "settings that contradict each other",
+    ],
+)
 def test_typing_errors_do_not_wait_for_torch(mistake: str, tmp_path: Path) -> None:
     """Nor for anything else that the server alone needs."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         (tmp_path / "serve.toml").write_text("prot = 1")
+        (tmp_path / "weights.gguf").write_bytes(b"not")
+        for name, configuration in [
+            ("broken", "{ "),
+            ("bare", '{"model_type": "llama"}'),
+            ("unweighted", '{"model_type": "llama"}'),
+            ("draft", '{"format": "paceline-draft-1"}'),
+        ]:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.json").write_text(configuration)
+        (tmp_path / "unweighted" / "tokenizer.json").write_text("{}")
         arguments, message = {
             "a missing folder": (["--target", "./missing"], "target ./missing does not exist"),
+            "a broken configuration": (
+                ["--target", str(tmp_path / "broken")],
+                f"target {tmp_path / 'broken'} has a config.json that cannot be read: ",
+            ),
+            "a folder without a tokenizer": (
+                ["--target", str(tmp_path / "bare")],
+                f"target {tmp_path / 'bare'} has no tokenizer",
+            ),
+            "a folder without weights": (
+                ["--draft", str(tmp_path / "unweighted")],
+                f"draft {tmp_path / 'unweighted'} has no model.safetensors",
+            ),
+            "a draft without weights": (
+                ["--draft", str(tmp_path / "draft")],
+                f"draft {tmp_path / 'draft'} has no model.safetensors",
+            ),
+            "a file that is no GGUF": (
+                ["--target", str(tmp_path / "weights.gguf")],
+                "weights.gguf is no GGUF file",
+            ),
+            "settings that contradict each other": (
+                ["--token-budget", "2"],
+                "it must be at least max_sequences",
+            ),
             "a taken port": (["--port", str(taken.getsockname()[1])], "is in use"),
             "an unknown setting": (["--config", str(tmp_path / "serve.toml")], "unknown setting"),
         }[mistake]

@@ -22,6 +22,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    # Plain text: tables cut long names on narrow terminals, and then nobody can type them.
+    rich_markup_mode=None,
 )
 
 
@@ -133,7 +135,11 @@ def serve(
         float | None, typer.Option(help="How long a client may read nothing.")
     ] = None,
     grace_period_s: Annotated[
-        float | None, typer.Option(help="Time for running answers after SIGTERM.")
+        float | None,
+        typer.Option(
+            help="How long running answers may go on after SIGTERM or Ctrl-C; the second one ends "
+            "them at once. [default: 30]"
+        ),
     ] = None,
     allow_forced_speculation: Annotated[
         bool | None,
@@ -148,7 +154,11 @@ def serve(
         typer.Option("--log-prompts/--no-log-prompts", help="Write texts into the log."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file; its keys are these names with underscores.")
+        Path | None,
+        typer.Option(
+            help="TOML file without tables; its keys are these names with underscores, and "
+            "allowed_origins, a list, for --allowed-origin."
+        ),
     ] = None,
 ) -> None:
     """Serve a model over WebSockets. Flags override the file."""
@@ -157,23 +167,32 @@ def serve(
 
     settings = ServeConfig.load(config, flags)
     with _first_look(settings) as listener:
-        typer.echo("Starting; torch and the tokenizers take some seconds to import")
+        typer.echo("Starting; importing torch takes some seconds, half a minute on a busy machine")
         with _extra_needed("serve"):
             from paceline.composition import run_server
         run_server(settings, listener)
 
 
 def _first_look(settings: ServeConfig) -> socket.socket:
-    """The port, bound, once the models' paths are known to be there: importing torch takes seconds,
-    and nobody should wait them for a typing error."""
+    """The port, bound, once nothing cheap to see is wrong with settings, models and device:
+    importing torch takes seconds, and nobody should wait them for a typing error."""
+    from paceline.core.config import Device, check_alone
     from paceline.core.request import DrafterKind
-    from paceline.model.source import find_local
+    from paceline.model.source import check_local, find_local
+    from paceline.model.torch_build import why_no_cuda
     from paceline.server.listener import bind
 
-    if settings.target is not None:
-        find_local(settings.target, field="target")
-    if settings.draft is not None and settings.drafter in (DrafterKind.AUTO, DrafterKind.MODEL):
-        find_local(settings.draft, field="draft")
+    check_alone(settings)
+    reason = why_no_cuda() if settings.device is Device.CUDA else None
+    if reason is not None:
+        raise ConfigError(f"device is cuda, but {reason}", field="device")
+    models = {"target": settings.target}
+    if settings.drafter in (DrafterKind.AUTO, DrafterKind.MODEL):
+        models["draft"] = settings.draft
+    for field, spec in models.items():
+        found = None if spec is None else find_local(spec, field=field)
+        if found is not None:
+            check_local(found, field=field)
     return bind(settings.host, settings.port)
 
 
@@ -186,7 +205,10 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="Instructions for the answers.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Longest answer, in tokens; 0 lets it fill the context. [default: 1024]"),
+    ] = None,
     speculation: Annotated[str | None, typer.Option(help="auto, on or off.")] = None,
     drafter: Annotated[str | None, typer.Option(help="auto, model, ngram or none.")] = None,
 ) -> None:

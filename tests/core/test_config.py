@@ -13,6 +13,7 @@ from paceline.core.config import (
     EngineConfig,
     Facts,
     ServeConfig,
+    check_alone,
     parse_bytes,
     resolve,
 )
@@ -102,6 +103,39 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 1", "unknown setting 'prot'; did you mean port?"),
+        ('port = "80"', "port is '80'; it must be a whole number"),
+        ("port = 65536", "port is 65536; it must be from 0 to 65535"),
+        ('kv_memory = "much"', "kv_memory is 'much'"),
+        ("[serve]\nport = 1", "holds a table, [serve]: there are no tables, write the keys at"),
+        ("port = 1\n[[serve]]\nport = 1", "holds a table, [serve]"),
+        ("[port]\nnumber = 1", "holds a table, [port]"),
+        ("serve.port = 1", "holds a table, [serve]"),
+    ],
+)
+def test_what_is_wrong_in_a_file_names_the_file(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    # A flag that overrides the value does not hide that the file is wrong.
+    overrides: list[dict[str, Any]] = [{}, {"port": 1}]
+    for flags in overrides:
+        with pytest.raises(ConfigError) as caught:
+            ServeConfig.load(path, flags)
+        assert str(caught.value).startswith(str(path))
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_flag_does_not_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text("port = 1")
+    with pytest.raises(ConfigError, match=r"^port is 65536"):
+        ServeConfig.load(path, {"port": 65536})
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [("1024", 1024), ("2GiB", 2 << 30), ("1.5 kib", 1536), ("3MB", 3_000_000), ("7b", 7)],
 )
@@ -157,6 +191,29 @@ def test_resolve_refuses_what_cannot_be(config: ServeConfig, field: str) -> None
     with pytest.raises(ConfigError) as caught:
         resolve(config, FACTS)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (ServeConfig(token_budget=31), "token_budget"),
+        (ServeConfig(cuda_graphs=True, device=Device.CPU), "cuda_graphs"),
+        (ServeConfig(drafter=DrafterKind.MODEL, target="folder"), "draft"),
+    ],
+)
+def test_settings_that_contradict_each_other_need_no_facts(config: ServeConfig, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_alone(config)
+    assert caught.value.field == field
+
+
+def test_what_facts_decide_is_not_refused_before_them() -> None:
+    check_alone(ServeConfig(cuda_graphs=True))
+    check_alone(ServeConfig(device=Device.CUDA, cuda_graphs=True))
+    check_alone(ServeConfig(drafter=DrafterKind.MODEL))  # the default target has a draft
+    check_alone(ServeConfig(max_model_len=8193))
+    with pytest.raises(ConfigError, match="the device is cpu"):
+        resolve(ServeConfig(cuda_graphs=True), FACTS)
 
 
 def test_dtype_sizes() -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 _COMPARED = ("off", "fixed:2", "fixed:4", "auto")
 _SESSIONS = (1, 4)

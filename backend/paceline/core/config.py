@@ -145,9 +145,14 @@ class ServeConfig:
         """Settings of a TOML file, overridden by flags.
 
         flags: by field name; None means that the flag was not given. Raises ConfigError for a file
-        that cannot be read, an unknown key and a value of the wrong type.
+        that cannot be read, an unknown key and a value that cannot be. What is wrong in the file is
+        an error that names the file, even where a flag overrides it.
         """
         values = {} if path is None else _read_toml(path)
+        try:
+            cls.of(values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}", field=error.field) from None
         values.update((name, value) for name, value in flags.items() if value is not None)
         return cls.of(values)
 
@@ -224,6 +229,38 @@ class EngineConfig:
     cuda_graphs: bool = False
 
 
+def check_alone(config: ServeConfig) -> None:
+    """What can be found wrong between settings before anything is known of machine and models.
+
+    Raises ConfigError for a budget too small for one token a sequence, CUDA graphs on a CPU, and a
+    model drafter where a target of one's own has no draft.
+    """
+    token_budget = config.token_budget
+    if token_budget is not None and token_budget < config.max_sequences:
+        raise ConfigError(
+            f"token_budget is {token_budget}; it must be at least max_sequences, which is "
+            f"{config.max_sequences}, so that every running answer advances in every step",
+            field="token_budget",
+        )
+    if config.cuda_graphs and config.device is not Device.AUTO:
+        _check_graphs(config.device)
+    if config.drafter is DrafterKind.MODEL and config.target is not None and config.draft is None:
+        raise _no_draft_model()
+
+
+def _check_graphs(device: Device) -> None:
+    if device is not Device.CUDA:
+        raise ConfigError(
+            f"cuda_graphs is on, but the device is {device}; leave it out", field="cuda_graphs"
+        )
+
+
+def _no_draft_model() -> ConfigError:
+    return ConfigError(
+        "drafter is model, but there is no draft model; name one with --draft", field="draft"
+    )
+
+
 def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
     """Decides every automatic choice.
 
@@ -233,19 +270,17 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
     compute-bound from a few rows on, 2048 on CUDA. threads: one for each core; from four cores on
     one is left to the event loop.
 
-    Raises ConfigError for a device that is not there, CUDA graphs on another one, a length beyond
-    the target's, a budget too small for one token a sequence, and a model drafter without a draft
-    model.
+    Raises ConfigError as `check_alone` does, and for a device that is not there, a length beyond
+    the target's, and a model drafter without a draft model.
     """
+    check_alone(config)
     if config.device is Device.CUDA and not facts.has_cuda:
         raise ConfigError("device is cuda, but torch finds no CUDA device", field="device")
     device = config.device
     if device is Device.AUTO:
         device = Device.CUDA if facts.has_cuda else Device.CPU
-    if config.cuda_graphs and device is not Device.CUDA:
-        raise ConfigError(
-            f"cuda_graphs is on, but the device is {device}; leave it out", field="cuda_graphs"
-        )
+    if config.cuda_graphs:
+        _check_graphs(device)
     dtype = config.dtype
     if dtype is Dtype.AUTO:
         if device is Device.CUDA:
@@ -259,19 +294,11 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
             field="max_model_len",
         )
     if config.drafter is DrafterKind.MODEL and not facts.has_draft_model:
-        raise ConfigError(
-            "drafter is model, but there is no draft model; name one with --draft", field="draft"
-        )
+        raise _no_draft_model()
     token_budget = config.token_budget
     if token_budget is None:
         usual = 2048 if device is Device.CUDA else 256
         token_budget = max(usual, config.max_sequences)
-    if token_budget < config.max_sequences:
-        raise ConfigError(
-            f"token_budget is {token_budget}; it must be at least max_sequences, which is "
-            f"{config.max_sequences}, so that every running answer advances in every step",
-            field="token_budget",
-        )
     num_speculative_tokens = config.num_speculative_tokens
     if num_speculative_tokens is None:
         is_off = config.drafter is DrafterKind.NONE
@@ -323,12 +350,24 @@ def parse_bytes(text: str, field: str) -> int:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            values = tomllib.load(file)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"{path} cannot be read: {reason}", field="config") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}", field="config") from error
+    for name, value in values.items():
+        if isinstance(value, dict) or (isinstance(value, list) and any(map(_is_table, value))):
+            raise ConfigError(
+                f"{path} holds a table, [{name}]: there are no tables, write the keys at the top "
+                "level",
+                field=name,
+            )
+    return values
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _convert(name: str, declared: str, value: Any) -> Any:

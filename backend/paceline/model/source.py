@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.core.errors import ModelError
 
@@ -13,6 +14,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _METADATA = ["*.json", "*.jinja", "*.model", "*.txt"]
 _SAFETENSORS = ["*.safetensors"]
 _PICKLED = ["*.bin"]
+# Under one of these names, whatever the family.
+_TOKENIZERS = ("*token*", "*vocab*", "*.model", "*.tiktoken", "tekken.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,14 @@ def find_source(spec: str, *, field: str = "target") -> ModelSource:
     folder = _fetch(spec, _METADATA, field)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{field} {spec} on the hub has no config.json", field=field)
+    _check_configuration(folder, field)
     return ModelSource(folder, spec.rpartition("/")[2], hub_id=spec)
 
 
 def find_local(spec: str, *, field: str) -> ModelSource | None:
     """What `find_source` finds on this machine, in no time; None for what may be a hub id.
 
-    Raises ModelError in one line for what can be neither.
+    Raises ModelError in one line for what can be neither, and for a config.json that is broken.
     """
     path = Path(spec).expanduser()
     if path.is_file():
@@ -66,10 +70,54 @@ def find_local(spec: str, *, field: str) -> ModelSource | None:
             raise ModelError(
                 f"{field} {spec} is no model folder: it has no config.json", field=field
             )
+        _check_configuration(path, field)
         return ModelSource(path.resolve(), path.resolve().name)
     if not _HUB_ID.fullmatch(spec):
         raise ModelError(f"{field} {spec} does not exist", field=field)
     return None
+
+
+def check_local(source: ModelSource, *, field: str) -> None:
+    """Sees what is plainly wrong with a model on this machine, without reading it or importing
+    anything heavy. A draft of our own (`paceline distill`) needs weights alone, any other folder a
+    tokenizer too.
+
+    source: from `find_local`. Raises ModelError naming what is missing.
+    """
+    folder = source.folder
+    if source.gguf_file is not None:
+        with (folder / source.gguf_file).open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelError(
+                    f"{field} {folder / source.gguf_file} is no GGUF file, whatever its name says",
+                    field=field,
+                )
+        return
+    is_own_draft = str(_read_configuration(folder).get("format")).startswith("paceline-draft")
+    if not is_own_draft and not any(any(folder.glob(name)) for name in _TOKENIZERS):
+        raise ModelError(
+            f"{field} {folder} has no tokenizer that can be read: there is no tokenizer.json, and "
+            "nothing of an older format",
+            field=field,
+        )
+    fetch_weights(source, field=field)
+
+
+def _check_configuration(folder: Path, field: str) -> None:
+    try:
+        _read_configuration(folder)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{field} {folder} has a config.json that cannot be read: {error}", field=field
+        ) from error
+
+
+def _read_configuration(folder: Path) -> dict[str, Any]:
+    """Raises OSError, or ValueError for what is no JSON object."""
+    value = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
 
 
 def fetch_weights(source: ModelSource, *, field: str = "target") -> None:

@@ -28,7 +28,7 @@ from paceline.planning.sources import load_draft, load_model
 
 __all__ = ["app", "best_plan", "load_acceptance", "plan_command"]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.command()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from paceline.training.evaluation import Evaluation
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 Choice = TypeVar("Choice", bound=StrEnum)
 VERIFY_COST_RATIO = 0.06
 """Extra time of a verified token as a part of a plain step, for the predicted speedup only: a

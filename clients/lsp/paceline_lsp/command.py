@@ -12,7 +12,7 @@ import typer
 from paceline_lsp.server import CompletionServer
 from paceline_lsp.settings import Settings
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.command()

@@ -25,7 +25,7 @@ from paceline_protocol import ErrorCode
 if TYPE_CHECKING:
     from paceline_protocol.messages import TelemetrySample
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 RETRY_S = 1.0
 
