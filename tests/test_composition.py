@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +14,11 @@ import torch
 from paceline import composition
 from paceline.cache.kv_tensors import KVTensors
 from paceline.core.config import Device, Dtype, EngineConfig, ServeConfig, resolve
+from paceline.core.cost import CostTable, Curve
 from paceline.core.errors import ModelError
 from paceline.core.events import FinishEvent, FinishReason, TokenEvent
 from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
+from paceline.engine.calibration import STEADY
 from paceline.model import default_weights
 from paceline.model.chat import ChatMessage
 from paceline.model.draft_folder import DraftDescription, DraftTarget, save_draft
@@ -68,6 +72,33 @@ def test_what_takes_a_while_is_told_before_it_begins(target: Path) -> None:
     assert starts[0] == reading
     assert starts[1].startswith("Measuring what a step costs on this machine")
     assert reading in starts[2:]
+
+
+@pytest.mark.parametrize(
+    ("spread", "cause"),
+    [(STEADY + 0.1, "The machine was busy meanwhile"), (math.inf, "There was time for one round")],
+)
+def test_costs_that_are_not_kept_are_told(target: Path, spread: float, cause: str) -> None:
+    models = composition.check_models(settings(target))
+    engine_config = resolve(settings(target), composition.facts_of(models))
+    steady = CostTable(Curve((1,), (0.01,)))
+    shaky = dataclasses.replace(steady, spread=spread)
+    told: list[str] = []
+
+    def start(measured: CostTable) -> list[str]:
+        told.clear()
+        costs = composition._costs(models, engine_config, told.append, lambda: measured)
+        assert costs == measured
+        return [what.partition(",")[0].partition(";")[0] for what in told]
+
+    measuring = "Measuring what a step costs on this machine"
+    for _ in range(2):
+        first, second = start(shaky)
+        assert first == measuring
+        assert second.startswith(cause)
+        assert "the next start measures again" in told[1]
+    assert start(steady) == [measuring]
+    assert start(steady) == []
 
 
 def answer(engine: Engine, prompt_ids: tuple[int, ...]) -> tuple[list[int], str, FinishEvent]:

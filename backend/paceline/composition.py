@@ -7,6 +7,8 @@ configurations, then what the models can do, then whether memory suffices.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,9 +27,10 @@ from paceline.core.cache_folder import cache_folder
 from paceline.core.config import Device, Dtype, EngineConfig, Facts, ServeConfig, resolve
 from paceline.core.errors import ModelError
 from paceline.core.limits import EngineLimits
+from paceline.core.native_library import telling_builds
 from paceline.core.request import DrafterKind
 from paceline.engine.assembly import HeadPart, ModelPart, assemble
-from paceline.engine.calibration import cached_costs, cost_key
+from paceline.engine.calibration import STEADY, cached_costs, cost_key
 from paceline.engine.thread import EngineThread
 from paceline.model import default_weights
 from paceline.model.draft_folder import (
@@ -105,7 +108,9 @@ def run_server(config: ServeConfig, listener: socket.socket) -> None:
     console = Console(highlight=False)
 
     def tell(what: str) -> None:
-        console.print(what, soft_wrap=True, markup=False)
+        # rich ends the program when nobody reads its output any more; a server goes on.
+        with contextlib.suppress(SystemExit):
+            console.print(what, soft_wrap=True, markup=False)
 
     models = check_models(config, tell=tell)
     engine_config = resolve(config, facts_of(models))
@@ -113,8 +118,9 @@ def run_server(config: ServeConfig, listener: socket.socket) -> None:
     sampling = default_sampling(models.target.source.folder)
     target_name = models.target.source.name
     console.print(render_plan(plan, target_name=target_name, draft_name=models.draft_name))
-    engine = build_engine(models, engine_config, plan, tell=tell)
-    anyio.run(_serve, listener, engine, models.codec, config, sampling, console)
+    with telling_builds(tell):
+        engine = build_engine(models, engine_config, plan, tell=tell)
+    anyio.run(_serve, listener, engine, models.codec, config, sampling, tell)
 
 
 async def _serve(
@@ -123,16 +129,18 @@ async def _serve(
     codec: TextCodec,
     config: ServeConfig,
     sampling: SamplingParams,
-    console: Console,
+    tell: Callable[[str], None],
 ) -> None:
     def start_thread(deliver: Callable[[StepResult], None]) -> EngineThread:
         return EngineThread(engine, deliver)
 
     tasks: TaskGroup
     async with anyio.create_task_group() as tasks:
-        start = partial(serve, listener, start_thread, codec, config, default_sampling=sampling)
+        start = partial(
+            serve, listener, start_thread, codec, config, default_sampling=sampling, tell=tell
+        )
         await tasks.start(start)
-        console.print(f"Paceline serves {codec.name} at {address_of(listener)}", soft_wrap=True)
+        tell(f"Paceline serves {codec.name} at {address_of(listener)}")
 
 
 def _tell_nobody(what: str) -> None:
@@ -269,7 +277,7 @@ def build_engine(
     every draft has the full number of tokens. tell: hears of what takes a while before it begins.
     """
     use_threads(config.threads)
-    tell(f"Reading the weights of {models.target.source.name}; a first start compiles kernels too")
+    tell(f"Reading the weights of {models.target.source.name}")
     target_model = load_model(models.target, dtype=config.dtype, device=config.device)
     draft: ModelPart | HeadPart | None = None
     feature_layers: tuple[int, ...] = ()
@@ -317,10 +325,14 @@ def _costs(
     tell: Callable[[str], None],
     measure: Callable[[], CostTable],
 ) -> CostTable:
-    """What steps cost here, measured at the first start with these models and settings."""
+    """What steps cost here, measured at the first start with these models and settings, and again
+    at the next one where the machine was too busy for the figures to be kept."""
+    was_measured = False
 
     def measure_aloud() -> CostTable:
-        tell("Measuring what a step costs on this machine, once; some seconds")
+        nonlocal was_measured
+        was_measured = True
+        tell("Measuring what a step costs on this machine; some seconds")
         return measure()
 
     key = cost_key(
@@ -333,7 +345,18 @@ def _costs(
         max_sequences=config.max_sequences,
         fast_path=config.fast_path,
     )
-    return cached_costs(cache_folder() / "costs", key, measure_aloud)
+    table = cached_costs(cache_folder() / "costs", key, measure_aloud)
+    if was_measured and table.spread > STEADY:
+        cause = (
+            "There was time for one round only"
+            if math.isinf(table.spread)
+            else "The machine was busy meanwhile"
+        )
+        tell(
+            f"{cause}, so these costs are not kept: this start goes by them and corrects them "
+            "while it serves, and the next start measures again"
+        )
+    return table
 
 
 def _weights_path(description: ModelDescription | DraftDescription) -> Path:

@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -110,7 +110,7 @@ def test_an_answer_has_a_limit_and_says_when_it_was_reached(server: ScriptedServ
     ("asked", "sent"), [({}, 1024), ({"max_tokens": 5000}, 5000), ({"max_tokens": 0}, None)]
 )
 def test_the_limit_of_an_answer(
-    server: ScriptedServer, asked: dict[str, int], sent: int | None
+    server: ScriptedServer, asked: dict[str, Any], sent: int | None
 ) -> None:
     code = chat.run(
         "hi", url=server.url, stdin=_Input(), stdout=io.StringIO(), stderr=io.StringIO(), **asked

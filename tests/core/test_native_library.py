@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.core.native_library import build_library, open_library
+from paceline.core.native_library import build_library, open_library, telling_builds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +36,22 @@ def test_a_library_is_built_once_and_again_when_its_source_changes(source: Path)
     assert other != path
     assert ctypes.CDLL(str(other)).answer() == 43
     assert not list(path.parent.glob("tmp*")), "half-built files are left behind"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_build_is_told_before_it_begins_and_only_then(
+    source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    with telling_builds(told.append):
+        for _ in range(2):
+            assert build_library(source) is not None
+    assert told == ["Compiling answer.cpp for this machine, once; some seconds"]
+    source.write_text('extern "C" int answer() { return 43; }\n', encoding="utf-8")
+    with caplog.at_level("INFO"):
+        assert build_library(source) is not None
+    assert len(told) == 1
+    assert "Compiling answer.cpp" in caplog.text
 
 
 def test_without_a_compiler_there_is_none(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

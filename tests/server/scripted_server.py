@@ -1,7 +1,7 @@
 """A server process before a scripted engine: `python -m tests.server.scripted_server NUM_PIECES`.
 
-Prints its address on the first line of standard output. Every answer has that many pieces, one
-every 10 ms.
+Prints its address on the first line of standard output, and then what it tells the operator. Every
+answer has that many pieces, one every 10 ms.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ async def run(build_engine: Callable[[Callable[[StepResult], None]], ScriptedEng
     config = ServeConfig(grace_period_s=60.0)
     async with anyio.create_task_group() as tasks:
         await tasks.start(
-            functools.partial(serve, listener, build_engine, CharacterCodec(), config)
+            functools.partial(serve, listener, build_engine, CharacterCodec(), config, tell=tell)
         )
-        sys.stdout.write(f"{address_of(listener)}\n")
-        sys.stdout.flush()
+        tell(address_of(listener))
+
+
+def tell(what: str) -> None:
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -57,12 +57,13 @@ async def serving(
     answer: Callable[[Request], Sequence[str]] = echo,
     limits: EngineLimits = LIMITS,
     step_s: float = 0.0,
+    tell: Callable[[str], None] = lambda what: None,
     **settings: Any,
 ) -> AsyncIterator[Server]:
     """The server runs inside the block and is shut down after it.
 
     step_s: how long a step of the engine takes; give it some where an answer has to last until
-    somebody reacts to it.
+    somebody reacts to it. tell: hears what the operator does.
     """
     engines: list[ScriptedEngine] = []
 
@@ -79,6 +80,7 @@ async def serving(
             CharacterCodec(),
             ServeConfig(**settings),
             handle_signals=False,
+            tell=tell,
         )
         address = address_of(listener)
         shutdown = await tasks.start(run)

@@ -22,7 +22,7 @@ from paceline.core.errors import ConfigError
 from paceline.server.listener import address_of, bind
 from paceline.server.serving import serve
 from tests.fakes_engine import CharacterCodec, ScriptedEngine
-from tests.server.serving import receive, receive_response, text_of, until_closed
+from tests.server.serving import receive, receive_response, serving, text_of, until_closed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -94,6 +94,11 @@ async def test_a_sigterm_lets_running_responses_end() -> None:
         logs = await _logs(process)
         assert logs[:2] == ["serving", "session opened"]
         assert logs[-1] == "stopped"
+        assert await _told(process) == [
+            "Shutting down: 1 answer is being finished, for 60 s at most; a second signal (Ctrl-C, "
+            "SIGTERM) ends this at once",
+            "Stopped",
+        ]
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
@@ -109,6 +114,25 @@ async def test_a_second_signal_ends_the_grace_time(second: signal.Signals) -> No
         assert events[-1]["response"]["error"]["type"] == "server_shutting_down"
         assert (await until_closed(client)).code == 1012
         assert await process.wait() == 0
+        told = await _told(process)
+        assert told[1:] == ["As asked: 1 answer is being ended", "Stopped"]
+
+
+async def test_what_is_told_when_the_grace_time_is_over() -> None:
+    told: list[str] = []
+    endless = ["x"] * 1_000_000
+    async with (
+        serving(lambda _: endless, step_s=0.01, tell=told.append, grace_period_s=0.01) as server,
+        server.connect() as first,
+        server.connect() as second,
+    ):
+        await _begin(first)
+        await _begin(second)
+        server.shutdown.begin()
+        assert (await receive_response(first))[-1]["type"] == "response.failed"
+        assert (await receive_response(second))[-1]["type"] == "response.failed"
+    assert told[0].startswith("Shutting down: 2 answers are being finished, for 0.01 s at most")
+    assert told[1:] == ["0.01 s are over: 2 answers are being ended", "Stopped"]
 
 
 async def test_without_connections_it_ends_at_once() -> None:
@@ -117,6 +141,13 @@ async def test_without_connections_it_ends_at_once() -> None:
             assert (await http.get("/readyz")).status_code == 200
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
+        assert await _told(process) == ["Shutting down", "Stopped"]
+
+
+async def _told(process: anyio.abc.Process) -> list[str]:
+    """What the operator read after the address."""
+    assert process.stdout is not None
+    return b"".join([chunk async for chunk in process.stdout]).decode().splitlines()
 
 
 def test_a_port_in_use_is_one_clear_line() -> None:

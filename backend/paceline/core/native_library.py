@@ -14,13 +14,15 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.cache_folder import cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Functions = Mapping[str, Sequence[type[ctypes._SimpleCData[Any]]]]
 
@@ -29,6 +31,24 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
 FLOAT_FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
 _BUILD_SECONDS = 120
 _log = logging.getLogger(__name__)
+
+
+def _tell_log(what: str) -> None:
+    _log.info("%s", what)
+
+
+_tell: ContextVar[Callable[[str], None]] = ContextVar("_tell", default=_tell_log)
+
+
+@contextmanager
+def telling_builds(tell: Callable[[str], None]) -> Iterator[None]:
+    """While the block runs, `tell` hears of each library that its thread is about to build; else
+    the log does."""
+    token = _tell.set(tell)
+    try:
+        yield
+    finally:
+        _tell.reset(token)
 
 
 def open_library(
@@ -102,6 +122,7 @@ def _built(source: Path, compiler: str, headers: Sequence[Path], flags: Sequence
     target = folder / f"{source.stem}-{digest}.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
+        _tell.get()(f"Compiling {source.name} for this machine, once; some seconds")
         # Two processes may build at once; each moves a whole file into place.
         handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
         os.close(handle)

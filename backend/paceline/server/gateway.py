@@ -112,6 +112,11 @@ class Gateway:
         return self._num_admitted
 
     @property
+    def num_open_answers(self) -> int:
+        """Requests of all clients that wait or run."""
+        return sum(shell.session.num_open for shell in self._shells)
+
+    @property
     def status(self) -> EngineStatus:
         """The engine as of its last step that had something to tell."""
         return self._bridge.status

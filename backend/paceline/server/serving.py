@@ -51,6 +51,10 @@ ENGINE_STOP_TIMEOUT_S = 10.0
 OPENAI_SAMPLING = SamplingParams()
 
 
+def _tell_nobody(what: str) -> None:
+    pass
+
+
 async def serve(
     listener: socket.socket,
     build_engine: Callable[[Callable[[StepResult], None]], EnginePort],
@@ -59,15 +63,16 @@ async def serve(
     *,
     default_sampling: SamplingParams = OPENAI_SAMPLING,
     handle_signals: bool = True,
+    tell: Callable[[str], None] = _tell_nobody,
     task_status: TaskStatus[Shutdown] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until a signal, or until `Shutdown.begin`. Returns after a clean end.
 
     listener: from `listener.bind`, closed at the end. build_engine: gets the function that takes
     each step's result and gives back the engine's thread, not started. codec: the target's
-    `TextCodec`. default_sampling: for what requests leave open.
-    handle_signals: False where somebody else owns them. task_status: is told, once the port
-    answers, the handle that ends the server.
+    `TextCodec`. default_sampling: for what requests leave open. handle_signals: False where
+    somebody else owns them. tell: hears, in words for the operator, how the server ends.
+    task_status: is told, once the port answers, the handle that ends the server.
 
     Raises ConfigError when the port was taken since `bind`.
     """
@@ -83,7 +88,7 @@ async def serve(
         bridge,
     )
     server = _Server(build_app(gateway, pages), config.max_message_bytes)
-    shutdown = Shutdown(gateway, server, config.grace_period_s)
+    shutdown = Shutdown(gateway, server, config.grace_period_s, tell)
     engine.start()
     try:
         async with anyio.create_task_group() as tasks:
@@ -98,6 +103,7 @@ async def serve(
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(engine.stop, ENGINE_STOP_TIMEOUT_S)
         log.info("stopped")
+        tell("Stopped")
 
 
 def session_settings(
@@ -124,7 +130,14 @@ def session_settings(
 class Shutdown:
     """The way out: `begin` once for a graceful end, again to end the grace time."""
 
-    def __init__(self, gateway: Gateway, server: uvicorn.Server, grace_s: float) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        server: uvicorn.Server,
+        grace_s: float,
+        tell: Callable[[str], None] = _tell_nobody,
+    ) -> None:
+        self._tell = tell
         self._gateway = gateway
         self._server = server
         self._grace_s = grace_s
@@ -141,8 +154,19 @@ class Shutdown:
         """Carries the shutdown out, once it has begun."""
         await self._begun.wait()
         self._gateway.begin_drain()
+        num_open = self._gateway.num_open_answers
+        self._tell(
+            f"Shutting down: {_answers(num_open)} being finished, for {self._grace_s:g} s at most; "
+            "a second signal (Ctrl-C, SIGTERM) ends this at once"
+            if num_open and self._grace_s
+            else "Shutting down"
+        )
         with anyio.move_on_after(self._grace_s):
             await self._first_of_drained_and_hurry()
+        num_open = self._gateway.num_open_answers
+        if num_open:
+            cause = "As asked" if self._hurry.is_set() else f"{self._grace_s:g} s are over"
+            self._tell(f"{cause}: {_answers(num_open)} being ended")
         self._gateway.end_drain()
         with anyio.move_on_after(CANCEL_TIMEOUT_S):
             await self._gateway.wait_drained()
@@ -158,6 +182,10 @@ class Shutdown:
             tasks.start_soon(wait_for_hurry)
             await self._gateway.wait_drained()
             tasks.cancel_scope.cancel()
+
+
+def _answers(number: int) -> str:
+    return "1 answer is" if number == 1 else f"{number:,} answers are"
 
 
 async def _watch_signals(shutdown: Shutdown) -> None:

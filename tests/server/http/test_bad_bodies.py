@@ -371,6 +371,14 @@ async def test_addresses_and_methods(http: httpx.AsyncClient) -> None:
     unknown = await http.get("/v1/nothing")
     assert unknown.status_code == 404
     assert unknown.json()["error"]["code"] == "unknown_url"
+    page = await http.get("/no<b>where", headers={"Accept": "text/html,*/*;q=0.8"})
+    assert page.status_code == 404
+    assert page.headers["content-type"].startswith("text/html")
+    assert 'href="/telemetry"' in page.text
+    assert "<b>" not in page.text
+    for path, accept in [("/v1/nothing", "text/html"), ("/nothing", "application/json")]:
+        unknown = await http.get(path, headers={"Accept": accept})
+        assert unknown.json()["error"]["code"] == "unknown_url"
     wrong = await http.get(CHAT)
     assert wrong.status_code == 405
     assert wrong.json()["error"]["code"] == "method_not_allowed"

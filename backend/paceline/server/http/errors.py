@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 from typing import TYPE_CHECKING
 
 import msgspec
+from starlette.responses import HTMLResponse
 from starlette.responses import Response as HttpResponse
 
 from paceline_protocol.errors import ErrorCode, ProtocolError
@@ -19,6 +21,21 @@ if TYPE_CHECKING:
     from paceline_protocol.responses import ResponseError
 
 RETRY_AFTER_S = "1"
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+_NO_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Not found · Paceline</title>
+<h1>There is no page here</h1>
+<p><code>{path}</code> is no address of this server.
+Go to the <a href="/">chat</a> or to the <a href="/telemetry">telemetry</a>;
+<a href="/openapi.json">/openapi.json</a> lists what programs may ask.</p>
+</html>
+"""
 
 
 class Refusal(Exception):
@@ -71,8 +88,12 @@ def error_response(
 
 
 async def http_exception(request: Request, error: Exception) -> HttpResponse:
-    """Starlette's own refusals (unknown address, wrong method) in the same form."""
+    """Starlette's own refusals (unknown address, wrong method) in the same form; a page that is not
+    there as a page, where a person asked for one."""
     exception: HTTPException = error  # type: ignore[assignment]
+    if exception.status_code == 404 and _is_for_a_person(request):
+        page = _NO_PAGE.format(path=html.escape(request.url.path))
+        return HTMLResponse(page, status_code=404, headers=_PAGE_HEADERS)
     codes = {404: "unknown_url", 405: "method_not_allowed"}
     details = ErrorDetails(
         type="invalid_request_error",
@@ -80,3 +101,9 @@ async def http_exception(request: Request, error: Exception) -> HttpResponse:
         message=f"{request.method} {request.url.path}: {exception.detail}",
     )
     return error_response(exception.status_code, details, exception.headers)
+
+
+def _is_for_a_person(request: Request) -> bool:
+    """Browsers ask for HTML when an address is typed; clients of the API do not."""
+    wants_html = "text/html" in request.headers.get("accept", "")
+    return request.method == "GET" and wants_html and not request.url.path.startswith("/v1/")
