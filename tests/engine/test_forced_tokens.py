@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from paceline.core.controller import Controller, ControllerSettings
+from paceline.core.cost import CostModel, CostTable, Curve
 from paceline.core.events import FinishReason
 from paceline.core.request import DrafterKind, Grammar, GrammarKind, Request, SamplingParams
+from paceline.engine.policy import AdaptivePolicy
 from paceline.sampling.grammar import GrammarCompiler
 from tests.statistical.letters import END, LETTERS, letters
 from tests.statistical.tiny_law import PROMPT, draft_model, target_model
@@ -16,12 +19,13 @@ from tests.tiny_models import Outputs, tiny_engine
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
+    from paceline.engine.policy import SpeculationPolicy
 
 # After f come ga, after c comes e; elsewhere the model chooses.
 GRAMMAR = Grammar(GrammarKind.REGEX, "(abc|abd|ad|b|ce|fga){4,9}")
 
 
-def _engine() -> Engine:
+def _engine(policy: SpeculationPolicy | None = None) -> Engine:
     return tiny_engine(
         target_model(),
         draft_model(),
@@ -32,6 +36,7 @@ def _engine() -> Engine:
         max_sequences=8,
         token_budget=64,
         grammars=GrammarCompiler(letters, [END]),
+        policy=policy,
     )
 
 
@@ -80,3 +85,24 @@ def test_a_banned_token_that_is_forced_still_fails_the_request(banned: str) -> N
     assert failed
     assert all("no usable probabilities" in (event.error or "") for event in failed)
     assert all(LETTERS.index(banned) not in tokens for tokens in outputs.tokens.values())
+
+
+def test_their_step_costs_what_its_rows_cost_and_no_rows_of_logits() -> None:
+    curve = Curve((1, 64), (0.01, 0.02))
+    controller = Controller(CostModel(CostTable(curve)), ControllerSettings(max_sequences=8))
+    policy = AdaptivePolicy(controller, ngram=None, model=None)
+    engine = _engine(policy)
+    for seed in range(8):
+        params = SamplingParams(temperature=1.3, seed=seed)
+        engine.submit(Request(f"r{seed}", PROMPT, 20, params, frozenset({END}), grammar=GRAMMAR))
+    num_forced = 0
+    while engine.has_work:
+        num_running = engine.status().num_running
+        result = engine.step()
+        num_forced += result.status.num_rows > num_running > 0
+        base = policy.last_base
+        assert base is not None
+        assert base.num_drafted == 0
+        assert base.num_logits <= base.num_sequences
+        assert policy.predicted_seconds is not None
+    assert num_forced > 0

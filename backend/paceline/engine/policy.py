@@ -399,8 +399,10 @@ class AdaptivePolicy:
             context += outcome.num_before
             choice = self._chosen.get(sequence.request_id)
             if outcome.num_committed:
-                num_logits += 1 if outcome.is_forced else 1 + outcome.num_drafted
-                num_drafted += outcome.num_drafted
+                # Forced tokens have no rows of logits: they are like a prompt's.
+                verified = 0 if outcome.is_forced else outcome.num_drafted
+                num_logits += 1 + verified
+                num_drafted += verified
                 is_drawn = is_drawn or not sequence.request.sampling.is_greedy
             if choice is None:
                 continue
