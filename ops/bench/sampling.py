@@ -222,7 +222,8 @@ def make_stage(
     entries = [PlanEntry(sequence, 1, True, NUM_DRAFTED) for sequence in sequences]
     numbers = tuple(range(NUM_SEQUENCES))
     first = tuple(n * (NUM_DRAFTED + 1) for n in numbers)
-    scores = Scores(logits, numbers, first, first, len(logits), None)
+    none = (0,) * NUM_SEQUENCES
+    scores = Scores(logits, numbers, first, none, first, len(logits), None)
     return lambda: verifier.accept(entries, proposal, scores).read()
 
 
