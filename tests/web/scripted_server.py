@@ -1,11 +1,12 @@
 """A server before a scripted engine, for the browser's tests and for work on the pages.
 
     python -m tests.web.scripted_server [--port PORT] [--api-key KEY] [--admin-key KEY]
+        [--grace-period SECONDS]
 
 Prints its address on the first line of standard output, and a line for every response that ends:
 `finished REASON`, and how many are still running. What it answers depends on words in the last
-message: `slow`, `code`, `attack`, `long`; anything else is repeated, with the number of messages
-that the prompt held.
+message: `slow`, `endless`, `code`, `attack`, `long`; anything else is repeated, with the number of
+messages that the prompt held.
 """
 
 from __future__ import annotations
@@ -80,10 +81,15 @@ PATTERN = (
 )
 
 
-def pieces(text: str) -> list[str]:
+LONG_PIECE = 20
+"""So many words are one token of the engine, where few are a token for each character: a long text
+of such pieces ends before the limit that the page sets."""
+
+
+def pieces(text: str, num_words: int = 3) -> list[str]:
     """A text as words with the blanks before them, a few a step."""
     words = re.findall(r"\s*\S+\s*$|\s*\S+", text)
-    return ["".join(words[at : at + 3]) for at in range(0, len(words), 3)]
+    return ["".join(words[at : at + num_words]) for at in range(0, len(words), num_words)]
 
 
 def answer(request: Request) -> Sequence[str]:
@@ -91,13 +97,16 @@ def answer(request: Request) -> Sequence[str]:
     messages = re.findall(r"<(system|user|assistant)>(.*?)</\1>", prompt, flags=re.DOTALL)
     last = messages[-1][1] if messages else prompt
     if "slow" in last:
-        return pieces("".join(f"word {number} " for number in range(2000)))
+        return pieces("".join(f"word {number} " for number in range(7000)), LONG_PIECE)
+    if "endless" in last:
+        return pieces("".join(f"word {number} " for number in range(400)))
     if "code" in last:
         return pieces(CODE)
     if "attack" in last:
         return pieces(ATTACK)
     if "long" in last:
-        return pieces("\n\n".join(f"Paragraph {number} goes on. " * 12 for number in range(12)))
+        paragraphs = (f"Paragraph {number} goes on. " * 12 for number in range(60))
+        return pieces("\n\n".join(paragraphs), LONG_PIECE)
     system = "".join(text for role, text in messages if role == "system")
     told = f" The system prompt is: {system}" if system else ""
     return pieces(f"You said: {last}\n\nI know {len(messages)} messages.{told}")
@@ -163,9 +172,14 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--api-key")
     parser.add_argument("--admin-key")
+    parser.add_argument("--grace-period", type=float, default=0.2)
     options = parser.parse_args()
     configure_logging("warning")
-    config = ServeConfig(api_key=options.api_key, admin_key=options.admin_key, grace_period_s=0.2)
+    config = ServeConfig(
+        api_key=options.api_key,
+        admin_key=options.admin_key,
+        grace_period_s=options.grace_period,
+    )
     anyio.run(run, options.port, config)
 
 

@@ -8,8 +8,9 @@
  */
 import { type Signal, effect, signal } from "@preact/signals";
 import type { ErrorDetails, Response, SourcedToken } from "../protocol.generated";
-import type { Connection } from "../wire/connection";
+import { type Connection, SHUTTING_DOWN } from "../wire/connection";
 import { type Lanes, type Outcome, outputText } from "../wire/lanes";
+import { errorInWords } from "./error_words";
 import { type MessageRecord, type MessageStatus, newMessage } from "./records";
 import { type HeldPrefix, requestFor } from "./request";
 import type { Store } from "./store";
@@ -18,6 +19,8 @@ import { type Unfinished, unfinishedInTab } from "./unfinished";
 
 /** A started answer is asked for anew this often; then the user decides. */
 const MAX_RESTARTS = 3;
+/** One of which nothing has come yet is sent this often, should it be what breaks the connection. */
+const MAX_SENDS = 5;
 const KEEP_EVERY_MS = 400;
 
 const AFTER_LOSS =
@@ -25,14 +28,17 @@ const AFTER_LOSS =
 const AFTER_RELOAD =
   "The page was reloaded, so this answer was begun anew. The first try is kept.";
 
+const ALWAYS_LOST = `The connection broke each of the ${MAX_SENDS} times that this was sent.`;
+
 /** Errors that mean "not on this connection": the same request is right on the next one. */
-const CONNECTION_ERRORS = new Set(["server_shutting_down", "websocket_connection_limit_reached"]);
+const CONNECTION_ERRORS = new Set([SHUTTING_DOWN, "websocket_connection_limit_reached"]);
 
 interface Answer {
   readonly cell: Signal<MessageRecord>;
   readonly restarts: number;
   isStopped: boolean;
   isSent: boolean;
+  numLost: number;
   lastKept: number;
 }
 
@@ -81,6 +87,11 @@ export class Answering {
   /** Whether an answer is under way; a component that asks is rendered again when that changes. */
   isBusy(conversationId: string): boolean {
     return this.answers.value.has(conversationId);
+  }
+
+  /** The answer that is being written, whichever version is shown; followed as `isBusy` is. */
+  underWayIn(conversationId: string): MessageRecord | null {
+    return this.answers.value.get(conversationId)?.cell.peek() ?? null;
   }
 
   /** The next turn after the shown branch. Nothing happens while an answer is under way. */
@@ -135,7 +146,8 @@ export class Answering {
   }
 
   private start(cell: Signal<MessageRecord>, restarts: number): void {
-    const answer = { cell, restarts, isStopped: false, isSent: false, lastKept: Date.now() };
+    const lastKept = Date.now();
+    const answer = { cell, restarts, isStopped: false, isSent: false, numLost: 0, lastKept };
     this.answers.value = new Map(this.underWay).set(cell.peek().conversationId, answer);
     this.send(answer);
   }
@@ -232,8 +244,10 @@ export class Answering {
       text: status === "failed" ? message.text : text,
       summary: response.paceline ?? null,
       numTokens: response.usage?.output_tokens ?? null,
+      maxTokens: response.max_output_tokens,
       model: response.model,
-      error: response.error?.message ?? null,
+      error:
+        response.error === null ? null : errorInWords(response.error.type, response.error.message),
     });
     if (status !== "failed") {
       this.held.set(message.id, { responseId: response.id, epoch: this.connection.epoch });
@@ -251,7 +265,7 @@ export class Answering {
       this.send(answer);
       return;
     }
-    this.store.update(answer.cell, { error: error.message });
+    this.store.update(answer.cell, { error: errorInWords(error.code, error.message) });
     this.end(answer, "failed");
   }
 
@@ -262,7 +276,13 @@ export class Answering {
       this.end(answer, "cancelled");
     } else if (message.text === "") {
       answer.isSent = false;
-      this.store.update(answer.cell, { status: "waiting" }); // until the next connection
+      answer.numLost += 1;
+      if (answer.numLost < MAX_SENDS) {
+        this.store.update(answer.cell, { status: "waiting" }); // until the next connection
+      } else {
+        this.store.update(answer.cell, { error: ALWAYS_LOST });
+        this.end(answer, "failed");
+      }
     } else {
       this.end(answer, "interrupted");
       if (answer.restarts < MAX_RESTARTS) {

@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { IconButton } from "../shell/icons";
 import { useServices } from "../shell/services";
+import type { ConnectionState } from "../wire/connection";
 import { useTouch } from "./hooks";
 import { editing } from "./page";
 import { type ConversationRecord, isUnderWay } from "./records";
@@ -41,7 +42,9 @@ export function Composer({ conversation }: { conversation: ConversationRecord | 
   useEffect(() => fit(area.current), [text]);
 
   const last = conversation === null ? undefined : store.branch(conversation).at(-1)?.value;
-  const running = last !== undefined && isUnderWay(last) ? last : null;
+  // Another version of an answer may be shown than the one that is being written.
+  const shown = last !== undefined && isUnderWay(last) ? last : null;
+  const running = shown ?? (conversation && answering.underWayIn(conversation.id));
   const state = connection.state.value;
   const isTouch = useTouch();
 
@@ -113,16 +116,26 @@ export function Composer({ conversation }: { conversation: ConversationRecord | 
         )}
       </div>
       <p class="composer-note" aria-live="polite">
-        {state === "lost" || state === "connecting"
-          ? "No connection at the moment. What you send goes out as soon as there is one."
-          : state === "needs_key"
-            ? "The server asks for a key."
-            : isTouch
-              ? ""
-              : "Enter sends, Shift+Enter begins a line."}
+        {noteFor(state, connection.isServerLeaving.value) ??
+          (isTouch ? "" : "Enter sends, Shift+Enter begins a line.")}
       </p>
     </form>
   );
+}
+
+/** What becomes of a message that is sent now; null where it is simply sent. */
+function noteFor(state: ConnectionState, isServerLeaving: boolean): string | null {
+  switch (state) {
+    case "lost":
+    case "connecting":
+      return "No connection at the moment. What you send goes out as soon as there is one.";
+    case "needs_key":
+      return "The server asks for a key.";
+    default:
+      return isServerLeaving
+        ? "The server is shutting down. What you send goes out as soon as it is back."
+        : null;
+  }
 }
 
 function fit(area: HTMLTextAreaElement | null): void {

@@ -15,7 +15,8 @@ export function measuresOf(summary: PacelineSummary, numTokens: number | null): 
     if (value !== null) measures.push({ label, value, meaning });
   };
   if (numTokens !== null) {
-    add("tokens", String(numTokens), "Tokens of this answer, its end token included.");
+    const meaning = "Tokens of this answer, its end token included.";
+    add(numTokens === 1 ? "token" : "tokens", whole(numTokens), meaning);
   }
   add(
     "tok/s",
@@ -31,13 +32,15 @@ export function measuresOf(summary: PacelineSummary, numTokens: number | null): 
   add(
     "accepted",
     percent(summary.acceptance),
-    `The share of this answer's drafted tokens that passed, of the ${summary.num_examined} that ` +
-      `the large model tested. ${summary.num_drafted} were drafted; those behind a rejected one ` +
-      "are dropped untested.",
+    `The share of this answer's drafted tokens that passed: ${summary.num_examined} of ` +
+      `${whole(summary.num_drafted)} drafted ${plural(summary.num_drafted, "token")} got tested by ` +
+      "the large model; those behind a rejected one are dropped untested.",
   );
   add(
     "tokens/step",
-    summary.tokens_per_step === null ? null : summary.tokens_per_step.toFixed(2),
+    summary.tokens_per_step === null || !hasDecoded(numTokens)
+      ? null
+      : summary.tokens_per_step.toFixed(2),
     "Tokens for each pass of the large model; plain decoding makes 1.",
   );
   const gain = gainOf(summary);
@@ -85,15 +88,26 @@ export interface Why {
   readonly evidence: string | null;
 }
 
-/** Why speculation was on or off when the answer ended; null when the server gave no reason. */
-export function whyOf(summary: PacelineSummary): Why | null {
+/**
+ * Why speculation was on or off when the answer ended; null when the server gave no reason, or none
+ * of this answer.
+ */
+export function whyOf(summary: PacelineSummary, numTokens: number | null): Why | null {
   const [cause = "", ...measured] = reasonAlone(summary.reason).split("; ");
-  if (cause === "") return null;
+  if (cause === "" || !hasDecoded(numTokens)) return null;
   return {
     cause: `Speculation ${summary.gate}: ${cause}`,
     evidence:
       measured.length === 0 ? null : `In this conversation of late: ${measured.join("; ")}.`,
   };
+}
+
+/**
+ * Whether there was a step that could have drafted. The first token comes with the prompt, so that
+ * after it the session's gate and its rates still are those of the answer before.
+ */
+function hasDecoded(numTokens: number | null): boolean {
+  return numTokens === null || numTokens > 1;
 }
 
 export type Source = SourcedToken["source"];
@@ -113,6 +127,16 @@ export function countSources(tokens: readonly SourcedToken[]): Record<Source, nu
   const counts: Record<Source, number> = { accepted: 0, residual: 0, bonus: 0, plain: 0 };
   for (const token of tokens) counts[token.source] += 1;
   return counts;
+}
+
+/** 1,024 */
+export function whole(value: number): string {
+  return Math.round(value).toLocaleString("en");
+}
+
+/** A noun behind a number. */
+export function plural(count: number, noun: string): string {
+  return count === 1 ? noun : `${noun}s`;
 }
 
 export function oneDecimal(value: number | null): string | null {

@@ -8,11 +8,11 @@ import { IconButton } from "../shell/icons";
 import { useServices } from "../shell/services";
 import { focusComposer } from "./composer";
 import { useEachFrame } from "./hooks";
-import { measuresOf, whyOf } from "./measures";
-import { editing } from "./page";
+import { measuresOf, plural, whole, whyOf } from "./measures";
+import { editing, openDialog } from "./page";
 import { type MessageRecord, isUnderWay } from "./records";
 import { TokensView } from "./tokens_view";
-import { variantsOf } from "./tree";
+import { variantsOf, versionBefore } from "./tree";
 
 export function Message({ cell, isLast }: { cell: Signal<MessageRecord>; isLast: boolean }) {
   return cell.peek().role === "user" ? (
@@ -104,15 +104,20 @@ function Answer({ cell, isLast }: { cell: Signal<MessageRecord>; isLast: boolean
   const { answering } = useServices();
   const message = useEachFrame(cell);
   const isRunning = isUnderWay(message);
-  const showsTokens = originsView.value === "on" && message.tokens.length > 0;
   return (
     <article class="message answer" aria-label="Answer" aria-busy={isRunning} data-last={isLast}>
-      {message.note !== null && <p class="note">{message.note}</p>}
-      {message.text === "" && isRunning && <Waiting />}
-      {message.text !== "" &&
-        (showsTokens ? <TokensView message={message} /> : <Markdown text={message.text} />)}
-      <Ending message={message} />
-      {!isRunning && (
+      {message.text === "" && isRunning ? (
+        <Awaited message={message} />
+      ) : (
+        message.note !== null && <p class="note">{message.note}</p>
+      )}
+      <Text message={message} />
+      <Ending message={message} isLast={isLast} />
+      {isRunning ? (
+        <div class="actions">
+          <Variants message={message} />
+        </div>
+      ) : (
         <>
           {message.summary !== null && <Measures message={message} />}
           <div class="actions">
@@ -131,23 +136,50 @@ function Answer({ cell, isLast }: { cell: Signal<MessageRecord>; isLast: boolean
   );
 }
 
-function Waiting() {
-  const { connection } = useServices();
-  const isOpen = connection.state.value === "open";
-  return (
-    <p class="waiting">
-      <span class="pulse" aria-hidden="true" />
-      {isOpen ? "Reading the prompt" : "Waiting for the server"}
-    </p>
+function Text({ message }: { message: MessageRecord }) {
+  if (message.text === "") return null;
+  return originsView.value === "on" && message.tokens.length > 0 ? (
+    <TokensView message={message} />
+  ) : (
+    <Markdown text={message.text} />
   );
 }
 
-function Ending({ message }: { message: MessageRecord }) {
+/** Before an answer's first token. What a try that broke off had brought stays until then. */
+function Awaited({ message }: { message: MessageRecord }) {
+  const { connection, store } = useServices();
+  const isReached = connection.state.value === "open" && !connection.isServerLeaving.value;
+  const before =
+    message.note === null
+      ? null
+      : versionBefore(store.messages(message.conversationId), message);
+  return (
+    <>
+      {message.note !== null && (
+        <p class="note">{before === null || isReached ? message.note : UNTIL_SERVER_IS_BACK}</p>
+      )}
+      {before !== null && (
+        <div class="try-before" role="group" aria-label="The try before">
+          <Text message={before} />
+        </div>
+      )}
+      <p class="waiting">
+        <span class="pulse" aria-hidden="true" />
+        {isReached ? "Reading the prompt" : "Waiting for the server"}
+      </p>
+    </>
+  );
+}
+
+const UNTIL_SERVER_IS_BACK =
+  "This answer broke off. It is begun anew as soon as the server is back, and this try is kept.";
+
+function Ending({ message, isLast }: { message: MessageRecord; isLast: boolean }) {
   switch (message.status) {
     case "cancelled":
       return <p class="ending">Stopped.</p>;
     case "cut":
-      return <p class="ending">Cut at the length limit. Raise it in the settings for more.</p>;
+      return <LengthEnding message={message} isLast={isLast} />;
     case "interrupted":
       return <p class="ending">The answer broke off here.</p>;
     case "failed":
@@ -161,9 +193,48 @@ function Ending({ message }: { message: MessageRecord }) {
   }
 }
 
+/** Where a limit ended the answer: which, and what can be done for more. */
+function LengthEnding({ message, isLast }: { message: MessageRecord; isLast: boolean }) {
+  const { answering } = useServices();
+  const { numTokens, maxTokens } = message;
+  if (numTokens === null || maxTokens == null) {
+    return <p class="ending">Stopped at the length limit.</p>;
+  }
+  if (numTokens < maxTokens) {
+    return (
+      <p class="ending">
+        Stopped at the end of the model's context. A new conversation has room for more.
+      </p>
+    );
+  }
+  return (
+    <p class="ending">
+      Stopped at the limit of {whole(maxTokens)} {plural(maxTokens, "token")}.
+      {isLast && (
+        <>
+          {" "}
+          <button
+            type="button"
+            title={`Sends “${CONTINUE}” as your next message`}
+            disabled={answering.isBusy(message.conversationId)}
+            onClick={() => answering.ask(message.conversationId, CONTINUE)}
+          >
+            Continue
+          </button>{" "}
+          <button type="button" onClick={() => (openDialog.value = "settings")}>
+            Change the limit
+          </button>
+        </>
+      )}
+    </p>
+  );
+}
+
+const CONTINUE = "Continue where you stopped.";
+
 function Measures({ message }: { message: MessageRecord }) {
   if (message.summary === null) return null;
-  const why = whyOf(message.summary);
+  const why = whyOf(message.summary, message.numTokens);
   return (
     <>
       <dl class="measures" aria-label="How this answer was made">

@@ -12,17 +12,21 @@ import { Sidebar } from "./sidebar";
 import { Thread } from "./thread";
 
 export type OpenDialog = "settings" | "shortcuts" | null;
+export const openDialog = signal<OpenDialog>(null);
 /** A user's message that is being edited. */
 export const editing = signal<string | null>(null);
 
+function closeDialog(): void {
+  openDialog.value = null;
+}
+
 export function ChatPage() {
   const { store } = useServices();
-  const [dialog, setDialog] = useState<OpenDialog>(null);
   const isNarrow = useNarrow();
   const [isSidebarOpen, setSidebarOpen] = useState(false);
   const conversation = store.active;
   const showsSidebar = !isNarrow || isSidebarOpen;
-  useShortcuts({ openDialog: setDialog });
+  useShortcuts();
   useEffect(() => {
     setSidebarOpen(false);
     editing.value = null;
@@ -61,13 +65,13 @@ export function ChatPage() {
           <IconButton
             icon="settings"
             label="System prompt and sampling"
-            onClick={() => setDialog("settings")}
+            onClick={() => (openDialog.value = "settings")}
           />
           <IconButton
             icon="keyboard"
             label="Keyboard shortcuts"
             class="wide-only"
-            onClick={() => setDialog("shortcuts")}
+            onClick={() => (openDialog.value = "shortcuts")}
           />
         </div>
         {store.storageError.value !== null && (
@@ -78,8 +82,8 @@ export function ChatPage() {
         <Thread conversation={conversation} />
         <Composer conversation={conversation} />
       </main>
-      {dialog === "settings" && <SettingsDialog onClose={() => setDialog(null)} />}
-      {dialog === "shortcuts" && <ShortcutsDialog onClose={() => setDialog(null)} />}
+      {openDialog.value === "settings" && <SettingsDialog onClose={closeDialog} />}
+      {openDialog.value === "shortcuts" && <ShortcutsDialog onClose={closeDialog} />}
     </div>
   );
 }

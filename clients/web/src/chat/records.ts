@@ -1,7 +1,7 @@
 /** What the browser keeps: conversations, and messages that form a tree under each. */
 import type { PacelineSummary, SourcedToken } from "../protocol.generated";
 
-/** null: the server's default. */
+/** null: the server's default; of max_output_tokens LONGEST_ANSWER. */
 export interface Sampling {
   temperature: number | null;
   top_p: number | null;
@@ -17,6 +17,12 @@ export interface Sampling {
   num_speculative_tokens: number | null;
   drafter: "auto" | "model" | "ngram" | "none" | null;
 }
+
+/**
+ * Tokens of an answer where nothing is set: a small model may repeat itself to the end of its
+ * context.
+ */
+export const LONGEST_ANSWER = 1024;
 
 export const SERVER_DEFAULTS: Sampling = {
   temperature: null,
@@ -74,6 +80,8 @@ export interface MessageRecord {
   tokens: SourcedToken[];
   summary: PacelineSummary | null;
   numTokens: number | null;
+  /** The most tokens that were asked for. Messages that were stored without it have none. */
+  maxTokens?: number | null;
   model: string | null;
   /** Why this answer was begun anew, if it was. */
   note: string | null;

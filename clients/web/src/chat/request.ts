@@ -1,6 +1,11 @@
 /** From a conversation's settings to the request that the server understands. */
 import type { PacelineOptions, ResponseCreate } from "../protocol.generated";
-import type { ConversationRecord, MessageRecord, Sampling } from "./records";
+import {
+  type ConversationRecord,
+  LONGEST_ANSWER,
+  type MessageRecord,
+  type Sampling,
+} from "./records";
 import { itemsOf } from "./tree";
 
 /** How far the server already holds the conversation: `index` counts messages of the path. */
@@ -11,7 +16,8 @@ export interface HeldPrefix {
 
 /**
  * The request for an answer after `path`. held: the last answer on it that this connection's server
- * side remembers; only what follows it is sent. Values that are not set are left out.
+ * side remembers; only what follows it is sent. Values that are not set are left out, but for the
+ * longest answer.
  */
 export function requestFor(
   conversation: ConversationRecord,
@@ -22,13 +28,13 @@ export function requestFor(
   const request: ResponseCreate = {
     type: "response.create",
     input: itemsOf(held === null ? path : path.slice(held.index + 1)),
+    max_output_tokens: sampling.max_output_tokens ?? LONGEST_ANSWER,
     paceline: pacelineOptions(sampling),
   };
   if (held !== null) request.previous_response_id = held.responseId;
   if (conversation.instructions.trim() !== "") request.instructions = conversation.instructions;
   if (sampling.temperature !== null) request.temperature = sampling.temperature;
   if (sampling.top_p !== null) request.top_p = sampling.top_p;
-  if (sampling.max_output_tokens !== null) request.max_output_tokens = sampling.max_output_tokens;
   return request;
 }
 

@@ -1,66 +1,35 @@
 /** The system prompt and the sampling parameters of a conversation. Empty: the server's default. */
-import { useState } from "preact/hooks";
+import { useId, useRef, useState } from "preact/hooks";
 import { Dialog } from "../shell/dialog";
 import { useServices } from "../shell/services";
-import { SERVER_DEFAULTS, type Sampling } from "./records";
+import { whole } from "./measures";
+import { LONGEST_ANSWER, SERVER_DEFAULTS, type Sampling } from "./records";
+import {
+  type NumberField,
+  type NumberName,
+  NUMBER_FIELDS,
+  parseNumber,
+  writeNumber,
+} from "./sampling_fields";
 
-interface NumberField {
-  readonly name: {
-    [K in keyof Sampling]: Sampling[K] extends number | null ? K : never;
-  }[keyof Sampling];
-  readonly label: string;
-  readonly min: number;
-  readonly max?: number;
-  readonly step: number | "any";
-  readonly hint: string;
+type Texts = Record<NumberName, string>;
+
+function textsOf(sampling: Sampling): Texts {
+  return Object.fromEntries(
+    NUMBER_FIELDS.map(({ name }) => [name, writeNumber(sampling[name])]),
+  ) as Texts;
 }
-
-const FIELDS: readonly NumberField[] = [
-  { name: "temperature", label: "Temperature", min: 0, max: 5, step: "any", hint: "0 is greedy" },
-  { name: "top_p", label: "Top-p", min: 0.0001, max: 1, step: "any", hint: "above 0, up to 1" },
-  { name: "top_k", label: "Top-k", min: 0, step: 1, hint: "0 keeps all" },
-  { name: "min_p", label: "Min-p", min: 0, max: 1, step: "any", hint: "0 to 1" },
-  {
-    name: "repetition_penalty",
-    label: "Repetition penalty",
-    min: 0.01,
-    step: "any",
-    hint: "1 is none",
-  },
-  {
-    name: "presence_penalty",
-    label: "Presence penalty",
-    min: -2,
-    max: 2,
-    step: "any",
-    hint: "−2 to 2",
-  },
-  {
-    name: "frequency_penalty",
-    label: "Frequency penalty",
-    min: -2,
-    max: 2,
-    step: "any",
-    hint: "−2 to 2",
-  },
-  { name: "max_output_tokens", label: "Longest answer", min: 1, step: 1, hint: "tokens" },
-  { name: "seed", label: "Seed", min: 0, step: 1, hint: "same seed, same text" },
-  {
-    name: "num_speculative_tokens",
-    label: "Drafted tokens",
-    min: 0,
-    max: 16,
-    step: 1,
-    hint: "0 to 16",
-  },
-];
 
 export function SettingsDialog({ onClose }: { onClose: () => void }) {
   const { store } = useServices();
   const current = store.active;
   const [instructions, setInstructions] = useState(current?.instructions ?? "");
   const [sampling, setSampling] = useState<Sampling>(current?.sampling ?? SERVER_DEFAULTS);
+  const [texts, setTexts] = useState(() => textsOf(sampling));
   const [stopLines, setStopLines] = useState(sampling.stop.join("\n"));
+  /** After a try to save, what is wrong is told at each field. */
+  const [isChecked, setChecked] = useState(false);
+  const form = useRef<HTMLFormElement>(null);
 
   function change(changes: Partial<Sampling>): void {
     setSampling({ ...sampling, ...changes });
@@ -68,15 +37,29 @@ export function SettingsDialog({ onClose }: { onClose: () => void }) {
 
   function save(event: SubmitEvent): void {
     event.preventDefault();
+    const parsed = NUMBER_FIELDS.map((field) => ({
+      field,
+      ...parseNumber(field, texts[field.name]),
+    }));
+    const wrong = parsed.find(({ problem }) => problem !== null);
+    if (wrong !== undefined) {
+      setChecked(true);
+      form.current?.querySelector<HTMLElement>(`[name="${wrong.field.name}"]`)?.focus();
+      return;
+    }
+    const numbers = Object.fromEntries(parsed.map(({ field, value }) => [field.name, value]));
     const conversation = store.active ?? store.create();
     const stop = stopLines.split("\n").filter((line) => line !== "");
-    store.configure(conversation.id, { instructions, sampling: { ...sampling, stop } });
+    store.configure(conversation.id, {
+      instructions,
+      sampling: { ...sampling, ...numbers, stop },
+    });
     onClose();
   }
 
   return (
     <Dialog title="System prompt and sampling" class="wide" onClose={onClose}>
-      <form class="form" onSubmit={save}>
+      <form class="form" ref={form} noValidate onSubmit={save}>
         <label class="field">
           <span>System prompt</span>
           <textarea
@@ -88,22 +71,14 @@ export function SettingsDialog({ onClose }: { onClose: () => void }) {
         </label>
         <fieldset class="field-grid">
           <legend>Sampling</legend>
-          {FIELDS.map((field) => (
-            <label class="field" key={field.name}>
-              <span>{field.label}</span>
-              <input
-                type="number"
-                min={field.min}
-                max={field.max}
-                step={field.step}
-                placeholder={field.hint}
-                value={sampling[field.name] ?? ""}
-                onInput={(event) => {
-                  const value = event.currentTarget.valueAsNumber;
-                  change({ [field.name]: Number.isNaN(value) ? null : value });
-                }}
-              />
-            </label>
+          {NUMBER_FIELDS.map((field) => (
+            <NumberInput
+              key={field.name}
+              field={field}
+              text={texts[field.name]}
+              isChecked={isChecked}
+              onInput={(text) => setTexts({ ...texts, [field.name]: text })}
+            />
           ))}
           <label class="field">
             <span>Speculation</span>
@@ -142,8 +117,9 @@ export function SettingsDialog({ onClose }: { onClose: () => void }) {
           />
         </label>
         <p class="hint">
-          An empty field leaves the choice to the server. New conversations begin with the settings
-          of the one before.
+          An empty field leaves the choice to the server, except for the longest answer, which is
+          then {whole(LONGEST_ANSWER)} tokens. New conversations begin with the settings of the one
+          before.
         </p>
         <div class="form-actions">
           <button
@@ -151,6 +127,7 @@ export function SettingsDialog({ onClose }: { onClose: () => void }) {
             onClick={() => {
               setInstructions("");
               setSampling(SERVER_DEFAULTS);
+              setTexts(textsOf(SERVER_DEFAULTS));
               setStopLines("");
             }}
           >
@@ -162,5 +139,45 @@ export function SettingsDialog({ onClose }: { onClose: () => void }) {
         </div>
       </form>
     </Dialog>
+  );
+}
+
+/** On a phone: the digits' keyboards have no minus. */
+function keyboardFor(field: NumberField): "numeric" | "decimal" | "text" {
+  if (field.isWhole) return "numeric";
+  return (field.min ?? 0) < 0 ? "text" : "decimal";
+}
+
+/** A field that keeps what was typed. isChecked: say what would be right where that is not. */
+function NumberInput(props: {
+  field: NumberField;
+  text: string;
+  isChecked: boolean;
+  onInput: (text: string) => void;
+}) {
+  const { field, text } = props;
+  const id = useId();
+  const problem = props.isChecked ? parseNumber(field, text).problem : null;
+  return (
+    <div class="field">
+      <label for={id}>{field.label}</label>
+      <input
+        id={id}
+        name={field.name}
+        type="text"
+        inputMode={keyboardFor(field)}
+        autocomplete="off"
+        placeholder={field.hint}
+        value={text}
+        aria-invalid={problem !== null}
+        aria-describedby={problem === null ? undefined : `${id}-problem`}
+        onInput={(event) => props.onInput(event.currentTarget.value)}
+      />
+      {problem !== null && (
+        <p class="problem" id={`${id}-problem`}>
+          {problem}
+        </p>
+      )}
+    </div>
   );
 }

@@ -4,7 +4,7 @@ import { originsView } from "../shell/browser_state";
 import { Dialog } from "../shell/dialog";
 import { type Services, useServices } from "../shell/services";
 import { focusComposer } from "./composer";
-import { type OpenDialog, editing } from "./page";
+import { editing, openDialog } from "./page";
 import { type MessageRecord, isUnderWay } from "./records";
 
 interface Shortcut {
@@ -12,7 +12,7 @@ interface Shortcut {
   readonly code: string;
   readonly shown: string;
   readonly does: string;
-  run(services: Services, openDialog: (dialog: OpenDialog) => void): void;
+  run(services: Services): void;
 }
 
 const SHORTCUTS: readonly Shortcut[] = [
@@ -68,13 +68,13 @@ const SHORTCUTS: readonly Shortcut[] = [
     code: "KeyS",
     shown: "Alt+S",
     does: "System prompt and sampling",
-    run: (_, openDialog) => openDialog("settings"),
+    run: () => (openDialog.value = "settings"),
   },
   {
     code: "KeyK",
     shown: "Alt+K",
     does: "This list",
-    run: (_, openDialog) => openDialog("shortcuts"),
+    run: () => (openDialog.value = "shortcuts"),
   },
 ];
 
@@ -85,21 +85,23 @@ const PLAIN_KEYS = [
   ["↑ in an empty field", "Edit the last message"],
 ] as const;
 
-export function useShortcuts({ openDialog }: { openDialog: (dialog: OpenDialog) => void }): void {
+export function useShortcuts(): void {
   const services = useServices();
   useEffect(() => {
     function onKeyDown(event: KeyboardEvent): void {
       if (document.querySelector("dialog[open]") !== null) return;
       if (event.key === "Escape") {
-        const message = newest(services, "assistant");
-        if (message !== null && isUnderWay(message)) services.answering.stop(message);
+        const shown = newest(services, "assistant");
+        const written = services.answering.underWayIn(services.store.activeId.value ?? "");
+        const message = shown !== null && isUnderWay(shown) ? shown : written;
+        if (message !== null) services.answering.stop(message);
         return;
       }
       if (!event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
       const shortcut = SHORTCUTS.find((each) => each.code === event.code);
       if (shortcut === undefined) return;
       event.preventDefault();
-      shortcut.run(services, openDialog);
+      shortcut.run(services);
     }
     addEventListener("keydown", onKeyDown);
     return () => removeEventListener("keydown", onKeyDown);

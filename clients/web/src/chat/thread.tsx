@@ -144,7 +144,7 @@ function Spoken({ cell }: { cell: Signal<MessageRecord> }) {
 const END_WORDS: Partial<Record<MessageRecord["status"], string>> = {
   done: "End of the answer.",
   cancelled: "Stopped.",
-  cut: "Cut at the length limit.",
+  cut: "Stopped at the length limit.",
   interrupted: "The answer broke off.",
   failed: "The answer failed.",
 };

@@ -31,6 +31,13 @@ export function variantsOf(messages: Messages, message: MessageRecord): MessageR
     .sort(byAge);
 }
 
+/** The newest version before this one of which there is text; null without one. */
+export function versionBefore(messages: Messages, message: MessageRecord): MessageRecord | null {
+  const variants = variantsOf(messages, message);
+  const index = variants.findIndex((each) => each.id === message.id);
+  return variants.slice(0, Math.max(0, index)).findLast((each) => each.text !== "") ?? null;
+}
+
 /** Where the newest branch under a message ends. */
 export function newestLeafUnder(messages: Messages, id: string): string {
   const children = new Map<string, MessageRecord[]>();

@@ -13,14 +13,21 @@ const WORDS: Record<ConnectionState, string> = {
   closed: "Closed",
 };
 
+/** While a server goes away and comes back. */
+const LEAVING_WORDS: Partial<Record<ConnectionState, string>> = {
+  open: "Server shutting down",
+  lost: "Server was shut down. Reconnecting",
+};
+
 export function ConnectionStatus() {
   const { connection } = useServices();
   const state = connection.state.value;
+  const isLeaving = connection.isServerLeaving.value;
   const model = connection.model.value;
   return (
-    <div class="status" role="status" data-state={state}>
+    <div class="status" role="status" data-state={state} data-leaving={isLeaving}>
       <span class="status-dot" aria-hidden="true" />
-      <span class="status-word">{WORDS[state]}</span>
+      <span class="status-word">{(isLeaving && LEAVING_WORDS[state]) || WORDS[state]}</span>
       {state === "open" && model !== null && (
         <span class="status-model" title={`The model that this server serves: ${model.id}`}>
           {model.id.split("/").at(-1)}

@@ -3,8 +3,9 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { theme } from "../shell/browser_state";
-import { tickLabels, wholeSteps } from "./axis";
+import { ticksUpTo } from "./axis";
 import { resolveColours } from "./colours";
+import { clock } from "./format";
 
 export interface Series {
   readonly label: string;
@@ -38,6 +39,11 @@ export interface ChartProps {
 const SYNC = uPlot.sync("telemetry");
 /** Until there is something larger, so that a quiet chart is not all noise. */
 const LEAST_TOP = 1;
+const HEIGHT = 140;
+/** In pixels: above the plot, of the times below it, and least between two ticks of values. */
+const TOP_PADDING = 8;
+const TIMES_HEIGHT = 24;
+const TICK_SPACE = 25;
 
 export function Chart(props: ChartProps) {
   const frame = useRef<HTMLDivElement>(null);
@@ -59,7 +65,7 @@ export function Chart(props: ChartProps) {
     );
     plot.current = created;
     const observer = new ResizeObserver(() => {
-      created.setSize({ width: parent.clientWidth, height: latest.current.height ?? 140 });
+      created.setSize({ width: parent.clientWidth, height: latest.current.height ?? HEIGHT });
     });
     observer.observe(parent);
     return () => {
@@ -156,11 +162,14 @@ function optionsFor(
     parent,
   );
   const axis = { stroke: text, font: "11px system-ui", ticks: { show: false } };
+  const height = props.height ?? HEIGHT;
+  const mostSteps = Math.floor((height - TOP_PADDING - TIMES_HEIGHT) / TICK_SPACE);
+  const ticksTo = (max: number): number[] => ticksUpTo(max, mostSteps, props.isCount);
   return {
     width: parent.clientWidth || 300,
-    height: props.height ?? 140,
+    height,
     // On the right half of a time has to fit, where the last tick is at the edge.
-    padding: [8, 26, 0, 0],
+    padding: [TOP_PADDING, 26, 0, 0],
     legend: { show: false },
     cursor: {
       sync: { key: SYNC.key },
@@ -170,13 +179,18 @@ function optionsFor(
     },
     scales: {
       x: { time: true },
-      y: { range: (_, __, max) => [0, current().max ?? Math.max(LEAST_TOP, (max || 0) * 1.08)] },
+      y: {
+        range: (_, __, max) => {
+          const top = current().max ?? Math.max(LEAST_TOP, max || 0);
+          return [0, ticksTo(top).at(-1) ?? top];
+        },
+      },
     },
     axes: [
       {
         ...axis,
         grid: { show: false },
-        size: 24,
+        size: TIMES_HEIGHT,
         space: 76,
         values: (_, ticks) => ticks.map((tick) => clock(tick)),
       },
@@ -184,9 +198,9 @@ function optionsFor(
         ...axis,
         grid: { stroke: grid, width: 1 },
         size: 52,
-        space: 32,
-        ...(props.isCount && { incrs: wholeSteps() }),
-        values: (_, ticks) => tickLabels(ticks, props.format),
+        space: TICK_SPACE,
+        splits: (_, __, ___, top) => ticksTo(top),
+        values: (_, values) => values.map((value) => props.format(value)),
       },
     ],
     series: [
@@ -212,10 +226,6 @@ function optionsFor(
       ],
     },
   };
-}
-
-function clock(seconds: number): string {
-  return new Date(seconds * 1000).toLocaleTimeString("en-GB");
 }
 
 /** Changes when the colours do. */

@@ -1,15 +1,29 @@
-import { milliseconds } from "../chat/measures";
+import { milliseconds, whole } from "../chat/measures";
 import type { SessionTelemetry } from "../protocol.generated";
 
-export const whole = (value: number): string => Math.round(value).toLocaleString("en");
+export { whole };
 export const one = (value: number): string => (value < 100 ? value.toFixed(1) : whole(value));
 export const two = (value: number): string => value.toFixed(2);
 export const ms = (value: number): string => milliseconds(value) ?? "";
 export const share = (value: number): string => `${Math.round(value * 100)} %`;
 
+/** The time of day; seconds: since 1970. */
+export const clock = (seconds: number): string =>
+  new Date(seconds * 1000).toLocaleTimeString("en-GB");
+
 /** A dash where the server has no number. */
 export function or(value: number | null, format: (value: number) => string): string {
   return value === null ? "–" : format(value);
+}
+
+/** A session's state. Of one that rests the last answer has ended; its connection may have, too. */
+export function stateOf(session: SessionTelemetry): "answering" | "done" {
+  return session.active ? "answering" : "done";
+}
+
+/** The gate as it is, or as it was at the last step of a session that rests. */
+export function gateOf(session: SessionTelemetry): string {
+  return session.active ? session.gate : `was ${session.gate}`;
 }
 
 const SHORT_ID = 8;

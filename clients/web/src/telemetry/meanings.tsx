@@ -24,6 +24,13 @@ export const MEANINGS = {
   blocks:
     "Memory for what the model has read and written. Cached blocks serve the next prompt that " +
     "begins in the same way.",
+  connections:
+    "Sockets that are open now, of pages that only look on too. The table lists sessions: each " +
+    "conversation of a connection is one, and stays listed for a while after its connection has " +
+    "ended.",
+  done:
+    "The last answer has ended, and the numbers are as of then. The connection may be open or " +
+    "ended; the server does not tell which.",
   ledger:
     "Time that drafting has lately lost against plain decoding, beyond the 3 % that it may. Near " +
     "a limit of two full steps drafting pauses for everybody until that is made up for; 0 is best.",
@@ -33,6 +40,8 @@ export const MEANINGS = {
 } as const;
 
 const LIST: readonly (readonly [string, keyof typeof MEANINGS])[] = [
+  ["Connections and sessions", "connections"],
+  ["Done", "done"],
   ["Acceptance", "acceptance"],
   ["Tested", "examined"],
   ["Drafted", "drafted"],

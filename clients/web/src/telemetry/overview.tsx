@@ -19,7 +19,21 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
   const { time } = sample;
   return (
     <dl class="tiles" data-server={server !== null}>
-      <Tile label="Sessions" value={whole(server?.num_sessions ?? sample.sessions.length)} />
+      {server === null ? (
+        <Tile
+          label="Sessions"
+          meaning={MEANINGS.connections}
+          value={whole(sample.sessions.length)}
+          more="listed"
+        />
+      ) : (
+        <Tile
+          label="Connections"
+          meaning={MEANINGS.connections}
+          value={whole(server.num_sessions)}
+          more="open"
+        />
+      )}
       <Tile
         label="Running"
         value={whole(server?.num_running ?? active.length)}

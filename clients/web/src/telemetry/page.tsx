@@ -3,7 +3,8 @@ import { useEffect, useState } from "preact/hooks";
 import type { TelemetrySample } from "../protocol.generated";
 import { Icon } from "../shell/icons";
 import { useServices } from "../shell/services";
-import { Meanings } from "./meanings";
+import { whole } from "./format";
+import { MEANINGS, Meanings } from "./meanings";
 import { Charts, Reasons, Tiles, type View } from "./overview";
 import type { Access } from "./recorder";
 import { SessionDetail } from "./session_detail";
@@ -43,7 +44,6 @@ export default function TelemetryPage() {
     document.querySelector<HTMLElement>('.session-link[aria-expanded="true"]')?.focus();
     setSelected(null);
   }
-
 
   return (
     <main id="main" tabIndex={-1} class="telemetry">
@@ -88,7 +88,11 @@ export default function TelemetryPage() {
             <Reasons sample={sample} />
             <Charts recorder={recorder} view={view} hasServer={sample.server !== null} />
             <h2>
-              Sessions <span class="count">{sample.sessions.length}</span>
+              Sessions{" "}
+              <span class="count" title={MEANINGS.connections}>
+                {whole(sample.sessions.length)} listed,{" "}
+                {whole(sample.sessions.filter((session) => session.active).length)} answering
+              </span>
               <span class="scroll-hint">scrolls sideways</span>
             </h2>
             {sample.sessions.length === 0 ? (

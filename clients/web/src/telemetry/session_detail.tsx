@@ -6,7 +6,7 @@ import { CopyButton } from "../shell/copy_button";
 import { IconButton } from "../shell/icons";
 import { Chart, type Series } from "./chart";
 import type { TelemetrySample } from "../protocol.generated";
-import { isId, ms, nameOf, one, or, share, shortId, two } from "./format";
+import { clock, gateOf, isId, ms, nameOf, one, or, share, shortId, stateOf, two } from "./format";
 import { MEANINGS } from "./meanings";
 import type { View } from "./overview";
 import { type SESSION_COLUMNS, type SessionHistory, keyOf } from "./recorder";
@@ -59,13 +59,17 @@ export function SessionDetail(props: {
         <IconButton icon="close" label="Close the detail" onClick={props.onClose} />
       </header>
       <p class="detail-reason" title={session.reason}>
-        <span class="gate" data-gate={session.gate}>
-          {session.gate}
+        <span class="gate" data-gate={session.active ? session.gate : undefined}>
+          {gateOf(session)}
         </span>{" "}
         {causeAlone(session.reason)}
       </p>
       <dl class="facts">
-        <Fact label="State" value={session.active ? "answering" : "idle"} />
+        <Fact
+          label="State"
+          meaning={session.active ? undefined : MEANINGS.done}
+          value={stateOf(session)}
+        />
         <Fact label="Drafter" value={session.drafter} />
         <Fact
           label="Recent acceptance"
@@ -154,7 +158,7 @@ export function SessionDetail(props: {
         <ol class="gate-changes">
           {changes.map((change) => (
             <li key={change.time}>
-              <time>{new Date(change.time * 1000).toLocaleTimeString()}</time>
+              <time>{clock(change.time)}</time>
               <span class="gate" data-gate={change.gate}>
                 {change.gate}
               </span>
@@ -170,7 +174,7 @@ export function SessionDetail(props: {
 function Fact(props: {
   label: string;
   value: ComponentChildren;
-  meaning?: string;
+  meaning?: string | undefined;
   more?: ComponentChildren;
 }) {
   return (

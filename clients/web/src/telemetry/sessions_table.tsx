@@ -6,7 +6,7 @@ import { memo } from "preact/compat";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { causeAlone } from "../chat/measures";
 import type { SessionTelemetry, TelemetrySample } from "../protocol.generated";
-import { type SessionName, ms, nameOf, one, or, share, two } from "./format";
+import { type SessionName, gateOf, ms, nameOf, one, or, share, stateOf, two } from "./format";
 import { MEANINGS } from "./meanings";
 import { keyOf, type Recorder } from "./recorder";
 
@@ -185,10 +185,12 @@ const SessionRow = memo(
           </button>
         </th>
         <td class="reason-cell" title={session.reason}>
-          <span class="gate" data-gate={session.gate}>
-            {session.gate}
-          </span>
-          <span class="reason">{causeAlone(session.reason)}</span>
+          <div>
+            <span class="gate" data-gate={session.active ? session.gate : undefined}>
+              {gateOf(session)}
+            </span>
+            <span class="reason">{causeAlone(session.reason)}</span>
+          </div>
         </td>
         <td class="number">
           <svg class="share" viewBox="0 0 52 8" aria-hidden="true">
@@ -199,7 +201,9 @@ const SessionRow = memo(
         </td>
         <td class="number">{or(gamma, one)}</td>
         <td class="number">{or(session.tokens_per_step, two)}</td>
-        <td class="number">{session.active ? or(session.tokens_per_second, one) : "idle"}</td>
+        <td class="number" title={session.active ? undefined : MEANINGS.done}>
+          {session.active ? or(session.tokens_per_second, one) : stateOf(session)}
+        </td>
         <td class="number">{or(session.time_to_first_token_ms, ms)}</td>
       </tr>
     );

@@ -6,6 +6,10 @@ import { type Endpoint, subprotocols } from "./endpoint";
 /** needs_key: the server wants a key and has no valid one; nothing is tried until `useKey`. */
 export type ConnectionState = "connecting" | "open" | "lost" | "needs_key" | "closed";
 
+/** Why a socket closed, where that matters: RFC 6455, 7.4.1, and its registry. */
+const SERVICE_RESTART = 1012;
+export const MESSAGE_TOO_BIG = 1009;
+
 /** What `GET /v1/models` says of the one model that is served. */
 export interface ServedModel {
   readonly id: string;
@@ -19,6 +23,9 @@ export interface Surroundings {
   /** Between 0 and 1. */
   random(): number;
 }
+
+/** The error's code while a server shuts down. */
+export const SHUTTING_DOWN = "server_shutting_down";
 
 const BROWSER: Surroundings = {
   openSocket: (url, protocols) => new WebSocket(url, protocols),
@@ -40,6 +47,8 @@ export function delayBefore(attempt: number, random: number): number {
 export class Connection {
   readonly state = signal<ConnectionState>("connecting");
   readonly model = signal<ServedModel | null>(null);
+  /** The server has said that it is shutting down; until the next socket is open. */
+  readonly isServerLeaving = signal(false);
   /** Counts the sockets that were open; what a server remembers belongs to one of them. */
   epoch = 0;
 
@@ -49,7 +58,7 @@ export class Connection {
   private isTrying = false;
   private readonly eventListeners = new Set<(event: ServerEvent) => void>();
   private readonly openListeners = new Set<() => void>();
-  private readonly lossListeners = new Set<() => void>();
+  private readonly lossListeners = new Set<(code: number | null) => void>();
 
   constructor(
     private readonly endpoint: Endpoint,
@@ -68,8 +77,8 @@ export class Connection {
     return () => this.openListeners.delete(listener);
   }
 
-  /** Called whenever an open socket is gone. */
-  onLoss(listener: () => void): () => void {
+  /** Called whenever an open socket is gone. code: of its closing; null where this page closed it. */
+  onLoss(listener: (code: number | null) => void): () => void {
     this.lossListeners.add(listener);
     return () => this.lossListeners.delete(listener);
   }
@@ -153,19 +162,22 @@ export class Connection {
     socket.onopen = () => {
       this.attempt = 0;
       this.epoch += 1;
+      this.isServerLeaving.value = false;
       this.state.value = "open";
       for (const listener of this.openListeners) listener();
     };
     socket.onmessage = (message: MessageEvent<string>) => {
       const event = JSON.parse(message.data) as ServerEvent;
+      if (saysServerLeaves(event)) this.isServerLeaving.value = true;
       for (const listener of this.eventListeners) listener(event);
     };
-    socket.onclose = () => {
+    socket.onclose = ({ code }: CloseEvent) => {
       if (this.socket !== socket) return;
       this.socket = null;
       const wasOpen = this.state.value === "open";
+      if (code === SERVICE_RESTART) this.isServerLeaving.value = true;
       this.fail();
-      if (wasOpen) for (const listener of this.lossListeners) listener();
+      if (wasOpen) for (const listener of this.lossListeners) listener(code);
     };
   }
 
@@ -183,6 +195,12 @@ export class Connection {
     socket.onclose = null;
     socket.onmessage = null;
     socket.close();
-    if (wasOpen) for (const listener of this.lossListeners) listener();
+    if (wasOpen) for (const listener of this.lossListeners) listener(null);
   }
+}
+
+/** What a request is answered with by a server on its way out. */
+function saysServerLeaves(event: ServerEvent): boolean {
+  if (event.type === "error") return event.error.code === SHUTTING_DOWN;
+  return event.type === "response.failed" && event.response.error?.type === SHUTTING_DOWN;
 }

@@ -7,7 +7,7 @@ import type {
   ServerEvent,
   SourcedToken,
 } from "../protocol.generated";
-import type { Connection } from "./connection";
+import { type Connection, MESSAGE_TOO_BIG } from "./connection";
 
 /** lost: the socket went away before the end. refused: the server took nothing. */
 export type Outcome =
@@ -37,19 +37,33 @@ export function summaryOf(response: Response): PacelineSummary | null {
   return response.paceline ?? null;
 }
 
+/** What is told of a request that closed its connection: no error event comes for it. */
+const TOO_LARGE: ErrorDetails = {
+  type: "invalid_request_error",
+  code: "message_too_large",
+  message: "the conversation is larger than a message to this server may be",
+  param: null,
+};
+
+interface Running {
+  readonly listener: ResponseListener;
+  /** Of the request, in characters. */
+  readonly size: number;
+}
+
 export class Lanes {
-  private readonly running = new Map<string, ResponseListener>();
+  private readonly running = new Map<string, Running>();
 
   constructor(private readonly connection: Connection) {
     connection.onEvent((event) => this.deliver(event));
-    connection.onLoss(() => this.loseAll());
+    connection.onLoss((code) => this.loseAll(code));
   }
 
   /** False, and no further call to the listener, when there is no open socket. */
   start(lane: string, request: ResponseCreate, listener: ResponseListener): boolean {
     if (this.running.has(lane)) throw new Error(`the lane ${lane} is busy`);
     if (!this.connection.send({ ...request, stream_id: lane })) return false;
-    this.running.set(lane, listener);
+    this.running.set(lane, { listener, size: JSON.stringify(request).length });
     return true;
   }
 
@@ -60,7 +74,7 @@ export class Lanes {
 
   private deliver(event: ServerEvent): void {
     const lane = event.stream_id;
-    const listener = lane === undefined ? undefined : this.running.get(lane);
+    const listener = lane === undefined ? undefined : this.running.get(lane)?.listener;
     if (lane === undefined || listener === undefined) return;
     switch (event.type) {
       case "response.created":
@@ -86,9 +100,12 @@ export class Lanes {
     }
   }
 
-  private loseAll(): void {
-    const lost = [...this.running.values()];
+  private loseAll(code: number | null): void {
+    const lost = [...this.running.values()].sort((one, other) => other.size - one.size);
     this.running.clear();
-    for (const listener of lost) listener.onEnd({ kind: "lost" });
+    for (const [index, { listener }] of lost.entries()) {
+      const isTooLarge = code === MESSAGE_TOO_BIG && index === 0;
+      listener.onEnd(isTooLarge ? { kind: "refused", error: TOO_LARGE } : { kind: "lost" });
+    }
   }
 }

@@ -253,8 +253,17 @@ test("a screen reader is told the answer in whole sentences, and that it ended",
     await page.waitForFunction(() =>
       (window as unknown as { said: string[] }).said.some((each) => each.includes("End of")),
     );
-    const said = await page.evaluate(() => (window as unknown as { said: string[] }).said);
-    expect(said.join(" ")).toContain("I know 1 messages.");
+    const said = () =>
+      page.evaluate(() => (window as unknown as { said: string[] }).said.join(" "));
+    expect(await said()).toContain("I know 1 messages.");
+    await say(page, "show me code");
+    await answered(page);
+    await page.waitForFunction(
+      () => (window as unknown as { said: string[] }).said.join(" ").split("End of the").length > 2,
+    );
+    const heard = await said();
+    expect(heard).toContain("Code, python: def is_palindrome(word: str) -> bool: \"\"\"Whether");
+    expect(heard).toContain("letters == letters[::-1] # 2 lists End of code. It takes O(n) time.");
   }));
 
 test("a server with a key asks for it, and remembers it for the tab", async () => {

@@ -1,7 +1,17 @@
 /** The chat, in Chromium, against the real server before a scripted engine. */
 import type { Browser, BrowserContext, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from "vitest";
-import { answered, lastAnswer, launch, open, say, seen, Server, type Watched } from "./driver";
+import {
+  answered,
+  lastAnswer,
+  launch,
+  open,
+  say,
+  seen,
+  Server,
+  violations,
+  type Watched,
+} from "./driver";
 
 let browser: Browser;
 let server: Server;
@@ -49,7 +59,7 @@ test("an answer streams in, becomes markdown, and says how it was made", async (
   const isBusy = () => lastAnswer(page).getAttribute("aria-busy");
   await seen(page, "word 3 ");
   expect(await isBusy()).toBe("true");
-  expect(await lastAnswer(page).innerText()).not.toContain("word 1999");
+  expect(await lastAnswer(page).innerText()).not.toContain("word 6999");
   await seen(page, "word 60 ");
   expect(await isBusy()).toBe("true");
   await page.keyboard.press("Escape");
@@ -162,7 +172,7 @@ test("a reload in mid-answer keeps what came, frees the engine and begins the an
   const page = await chat();
   const before = server.lines.length;
   await say(page, "slow");
-  await seen(page, "word 30 ");
+  await seen(page, "word 400 "); // by then the page has written some of it down
   await page.reload();
   await seen(page, "The page was reloaded, so this answer was begun anew.");
   expect(await server.line(/finished/, before)).toMatch(/finished cancelled/);
@@ -177,7 +187,7 @@ test("a reload in mid-answer keeps what came, frees the engine and begins the an
 test("a tab that opens the conversation later begins nothing", async () => {
   const page = await chat();
   await say(page, "slow");
-  await seen(page, "word 30 ");
+  await seen(page, "word 400 ");
   const address = new URL(page.url()).hash;
   await page.close();
   const other = await chat(`/${address}`);
@@ -228,8 +238,18 @@ test("a server that dies in mid-answer: the answer is begun anew, and nothing is
   await seen(page, "word 30 ");
   const { port } = server;
   await server.stop("SIGKILL");
+  await seen(page, "Waiting for the server");
+  // What had come stays readable, and the versions can be switched, while the server is away.
+  expect(await lastAnswer(page).innerText()).toContain("word 30 ");
+  expect(await lastAnswer(page).innerText()).toContain("begun anew as soon as the server is back");
+  await page.getByRole("button", { name: "The version before" }).click();
+  await seen(page, "The answer broke off here.");
+  expect(await page.getByRole("button", { name: "Stop" }).isVisible()).toBe(true);
+  await page.getByRole("button", { name: "The next version" }).click();
+  await seen(page, "Waiting for the server");
   server = await Server.scripted("--port", port);
-  await seen(page, "begun anew");
+  await page.locator(".waiting").waitFor({ state: "detached" });
+  await seen(page, "so this answer was begun anew");
   await seen(page, "word 30 ");
   await page.keyboard.press("Escape");
   await seen(page, "Stopped.");
@@ -278,6 +298,93 @@ test("two conversations stream at once", async () => {
   await seen(page, "Stopped.");
 });
 
+test("a server on its way out says so, and a message waits for its return", async () => {
+  const leaving = await Server.scripted("--grace-period", "60");
+  const { port } = leaving;
+  const opened = await open(context, leaving.url);
+  watched.push(opened);
+  const { page } = opened;
+  await say(page, "slow");
+  await seen(page, "word 3 ");
+  const ended = leaving.stop();
+  // The answer that runs may go on; a new request is refused, and that is how a page knows.
+  await page.getByRole("button", { name: "New conversation" }).click();
+  await say(page, "hello");
+  const status = page.getByRole("status");
+  for (;;) {
+    await answeredOrWaiting(page);
+    if ((await status.innerText()).includes("Server shutting down")) break;
+    await say(page, "hello");
+  }
+  await seen(page, "Waiting for the server");
+  await page.getByText("The server is shutting down. What you send").waitFor();
+  await page.getByRole("button", { name: "slow", exact: true }).click();
+  await page.getByRole("button", { name: "Stop" }).click();
+  await ended;
+  await status.getByText("Server was shut down. Reconnecting").waitFor();
+  const back = await Server.scripted("--port", port);
+  await status.getByText("Connected").waitFor();
+  await page.getByRole("button", { name: "hello", exact: true }).click();
+  await seen(page, "You said: hello");
+  await answered(page);
+  await context.close();
+  await back.stop();
+  forgiveLostServer();
+});
+
+/** Until the newest answer has ended or waits for the server. */
+async function answeredOrWaiting(page: Page): Promise<void> {
+  await page.waitForFunction(() => {
+    const answer = [...document.querySelectorAll("article.answer")].at(-1);
+    return answer && (answer.ariaBusy !== "true" || answer.textContent?.includes("Waiting for"));
+  });
+}
+
+test("an answer ends at a limit, which is told, and can go on or have another", async () => {
+  const page = await chat();
+  await say(page, "endless");
+  await seen(page, "Stopped at the limit of 1,024 tokens.");
+  await page.getByRole("button", { name: "Change the limit" }).click();
+  await page.getByLabel("Longest answer").fill("600");
+  await page.getByRole("button", { name: "Save" }).click();
+  await page.getByRole("button", { name: "Answer again" }).click();
+  await seen(page, "Stopped at the limit of 600 tokens.");
+  await page.getByRole("button", { name: "Continue", exact: true }).click();
+  await seen(page, "You said: Continue where you stopped.");
+  await answered(page);
+});
+
+test("each field of the settings says what would be right", async () => {
+  const page = await chat();
+  await page.getByRole("button", { name: "System prompt and sampling" }).click();
+  await page.getByLabel("Temperature").fill("abc");
+  await page.getByLabel("Top-p").fill("0");
+  await page.getByLabel("Min-p").fill("0.05");
+  await page.getByLabel("Drafted tokens").fill("17");
+  await page.getByRole("button", { name: "Save" }).click();
+  const problems = page.locator(".field .problem");
+  await problems.first().waitFor();
+  expect(await problems.allInnerTexts()).toEqual([
+    "This must be a number from 0 to 5, or empty.",
+    "This must be a number above 0, up to 1, or empty.",
+    "This must be a whole number from 0 to 16, or empty.",
+  ]);
+  const temperature = page.getByLabel("Temperature");
+  expect(await temperature.evaluate((each) => each === document.activeElement)).toBe(true);
+  expect(await temperature.inputValue()).toBe("abc");
+  expect(await temperature.getAttribute("aria-invalid")).toBe("true");
+  expect(await violations(page)).toEqual([]);
+  await temperature.fill("0.5");
+  await page.getByLabel("Top-p").fill("");
+  await page.getByLabel("Drafted tokens").fill("3");
+  expect(await problems.count()).toBe(0);
+  await page.getByRole("button", { name: "Save" }).click();
+  await page.getByRole("dialog").waitFor({ state: "detached" });
+  await page.getByRole("button", { name: "System prompt and sampling" }).click();
+  expect(await page.getByLabel("Temperature").inputValue()).toBe("0.5");
+  expect(await page.getByLabel("Min-p").inputValue()).toBe("0.05");
+});
+
 test("the system prompt and the sampling settings reach the server", async () => {
   const page = await chat();
   await page.getByRole("button", { name: "System prompt and sampling" }).click();
@@ -285,7 +392,7 @@ test("the system prompt and the sampling settings reach the server", async () =>
   await page.getByLabel("Longest answer").fill("30");
   await page.getByRole("button", { name: "Save" }).click();
   await say(page, "hello");
-  await seen(page, "Cut at the length limit");
+  await seen(page, "Stopped at the limit of 30 tokens.");
   await page.getByRole("button", { name: "System prompt and sampling" }).click();
   expect(await page.getByLabel("System prompt", { exact: true }).inputValue()).toBe("Be kind.");
   await page.getByLabel("Longest answer").fill("");
@@ -301,7 +408,18 @@ test("the system prompt and the sampling settings reach the server", async () =>
 test("what the server refuses is told in its words", async () => {
   const page = await chat();
   await say(page, "refuse me");
-  await page.getByRole("alert").getByText("the template refuses these messages").waitFor();
+  await page.getByRole("alert").getByText("The template refuses these messages.").waitFor();
+});
+
+test("what is too long is refused with advice, however long it is", async () => {
+  const page = await chat();
+  await say(page, "word ".repeat(14_000));
+  const alert = page.getByRole("alert");
+  await alert.getByText(/^The prompt has .* Shorten the message, or begin a new/).waitFor();
+  await page.getByRole("button", { name: "New conversation" }).click();
+  await say(page, "word ".repeat(300_000)); // more than a message to the server may hold
+  await alert.getByText(/^The conversation is larger than a message .* Shorten/).waitFor();
+  await page.getByRole("status").getByText("Connected").waitFor();
 });
 
 test("conversations are renamed and deleted", async () => {

@@ -115,6 +115,67 @@ test("beside a detail, at 1280 pixels, tiles fill their rows and no column is cu
     { viewport: { width: 1280, height: 900 } },
   ));
 
+test("beside a detail, at the end of the page, its heading and button are below the bar", () =>
+  watch(
+    { numSessions: 30 },
+    async (page) => {
+      await page.locator(".session-link").first().focus();
+      await page.keyboard.press("Enter");
+      const detail = page.getByRole("complementary", { name: "Session detail" });
+      await detail.waitFor();
+      const tops = () =>
+        page.evaluate(() => {
+          const bar = document.querySelector(".bar")!.getBoundingClientRect().bottom;
+          return [".detail h2", ".detail header button", ".detail"].map(
+            (each) => document.querySelector(each)!.getBoundingClientRect().top - bar >= 0,
+          );
+        });
+      await page.locator(".telemetry").evaluate((each) => (each.scrollTop = each.scrollHeight));
+      expect(await tops()).toEqual([true, true, true]);
+      await detail.evaluate((each) => (each.scrollTop = each.scrollHeight));
+      expect(await tops()).toEqual([true, true, true]);
+    },
+    { viewport: { width: 1280, height: 700 } },
+  ));
+
+test("beside a detail, a reason has two lines, and the whole of it is in its hint", () => {
+  const cause = "16 tokens copied from earlier text, behind a match of 4";
+  const reason = `on: ${cause}; acceptance 0.72 over the last 64 tested`;
+  return watch(
+    { numSessions: 30, reason: () => reason },
+    async (page) => {
+      await page.locator(".session-link").first().focus();
+      await page.keyboard.press("Enter");
+      await page.getByRole("complementary", { name: "Session detail" }).waitFor();
+      const cell = page.locator(".reason-cell").first();
+      expect(await cell.getAttribute("title")).toBe(reason);
+      const shape = await cell.locator(".reason").evaluate((each) => {
+        const row = each.closest("tr")!.getBoundingClientRect();
+        const box = each.getBoundingClientRect();
+        return { row: row.height, isInRow: box.top >= row.top && box.bottom <= row.bottom, box };
+      });
+      expect(shape).toMatchObject({ row: 36, isInRow: true });
+      expect(shape.box.height).toBe(32);
+      expect(shape.box.width).toBeGreaterThan(85);
+    },
+    { viewport: { width: 1280, height: 900 } },
+  );
+});
+
+test("it is said what is counted, and of sessions that rest how they were", () =>
+  watch({ numSessions: 11 }, async (page) => {
+    await page.locator(".session-link").first().waitFor();
+    expect(await page.locator(".tile").first().innerText()).toMatch(/Connections\s+11\s+open/);
+    expect(await page.locator(".count").innerText()).toBe("11 listed, 10 answering");
+    const resting = page.locator('tr[data-active="false"]');
+    expect(await resting.locator(".gate").innerText()).toMatch(/^was (on|off|probing)$/);
+    expect(await resting.innerText()).toContain("done");
+    await resting.locator(".session-link").click();
+    const detail = page.getByRole("complementary", { name: "Session detail" });
+    await detail.locator(".facts").getByText("done").waitFor();
+    expect(await detail.locator(".gate-changes time").first().innerText()).toMatch(/^\d\d:\d\d:\d\d$/);
+  }));
+
 test("a phone: the detail comes into view, closing it leads back, the table says it scrolls", () =>
   watch(
     { numSessions: 30 },

@@ -102,7 +102,8 @@ describe("a turn", () => {
     server.refuse("context_length_exceeded");
     expect(branch()[1]).toMatchObject({
       status: "failed",
-      error: "refused: context_length_exceeded",
+      error:
+        "Refused: context_length_exceeded. Shorten the message, or begin a new conversation.",
     });
     expect(answering.isBusy(conversationId)).toBe(false);
   });
@@ -315,6 +316,44 @@ describe("a connection that breaks", () => {
     expect(server.requests).toHaveLength(1);
     server.answer(["Hi"]);
     expect(branch()[1]).toMatchObject({ status: "done", text: "Hi" });
+  });
+
+  test("by a request that is too large: it is refused, and not sent for ever", async () => {
+    const small = store.create().id;
+    answering.ask(small, "hello");
+    answering.ask(conversationId, "hello ".repeat(1000));
+    server.socket.close(1009);
+    await settle();
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    await settle();
+    expect(branch()[1]?.status).toBe("failed");
+    expect(branch()[1]?.error).toContain("larger than a message to this server may be. Shorten");
+    expect(server.requests.map((request) => request.stream_id)).toEqual([small]);
+  });
+
+  test("each time before anything comes: the user decides in the end", async () => {
+    answering.ask(conversationId, "hello");
+    for (let time = 0; time < 5; time += 1) await reconnect();
+    expect(server.requests).toHaveLength(0);
+    expect(branch()[1]).toMatchObject({
+      status: "failed",
+      error: "The connection broke each of the 5 times that this was sent.",
+    });
+  });
+
+  test("while another version is shown: what is written can still be found and stopped", async () => {
+    answering.ask(conversationId, "hello");
+    server.answer(["Half of"], null);
+    server.isUp = false;
+    server.socket.close();
+    expect(branch()[1]).toMatchObject({ status: "waiting", text: "" });
+    const half = all().find((each) => each.text === "Half of") as MessageRecord;
+    store.showBranch(conversationId, half.id);
+    expect(branch()[1]?.text).toBe("Half of");
+    const written = answering.underWayIn(conversationId) as MessageRecord;
+    expect(written.id).not.toBe(half.id);
+    answering.stop(written);
+    expect(answering.underWayIn(conversationId)).toBeNull();
   });
 
   test("an answer that a server cuts off on its way out counts as broken", async () => {

@@ -74,6 +74,30 @@ describe("a connection", () => {
     expect(server.socket.protocols).toContain("paceline.key.aw");
   });
 
+  test("knows that its server is leaving, by what it said or by its close code", async () => {
+    const server = new FakeServer();
+    const connection = await server.connect();
+    await vi.advanceTimersByTimeAsync(0);
+    expect(connection.isServerLeaving.value).toBe(false);
+    server.socket.receive({
+      type: "error",
+      status: 503,
+      sequence_number: null,
+      error: { type: "t", code: "server_shutting_down", message: "later", param: null },
+    });
+    expect(connection.isServerLeaving.value).toBe(true);
+    server.socket.close();
+    await vi.advanceTimersByTimeAsync(6000);
+    expect(connection.state.value).toBe("open");
+    expect(connection.isServerLeaving.value).toBe(false);
+    server.socket.close(1012);
+    expect(connection.isServerLeaving.value).toBe(true);
+    await vi.advanceTimersByTimeAsync(6000);
+    expect(connection.isServerLeaving.value).toBe(false);
+    server.socket.close(1006);
+    expect(connection.isServerLeaving.value).toBe(false);
+  });
+
   test("hurries when attention is back", async () => {
     const server = new FakeServer();
     server.isUp = false;

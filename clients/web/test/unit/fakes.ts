@@ -11,7 +11,7 @@ import { Connection, type Surroundings } from "../../src/wire/connection";
 export class FakeSocket {
   onopen: (() => void) | null = null;
   onmessage: ((message: { data: string }) => void) | null = null;
-  onclose: (() => void) | null = null;
+  onclose: ((event: { code: number }) => void) | null = null;
   readonly sent: ClientEvent[] = [];
 
   constructor(
@@ -23,8 +23,8 @@ export class FakeSocket {
     this.sent.push(JSON.parse(text) as ClientEvent);
   }
 
-  close(): void {
-    this.onclose?.();
+  close(code = 1006): void {
+    this.onclose?.({ code });
   }
 
   receive(event: ServerEvent): void {

@@ -1,8 +1,8 @@
 import { describe, expect, test } from "vitest";
 import type { SessionTelemetry, TelemetrySample } from "../../src/protocol.generated";
-import { tickLabels, wholeSteps } from "../../src/telemetry/axis";
+import { ticksUpTo } from "../../src/telemetry/axis";
 import { growth, kindOfReason, meanOf, quantile } from "../../src/telemetry/changes";
-import { nameOf, whole } from "../../src/telemetry/format";
+import { clock, gateOf, nameOf, one, stateOf } from "../../src/telemetry/format";
 import { Recorder, SERVER_COLUMNS } from "../../src/telemetry/recorder";
 import { Ring } from "../../src/telemetry/ring";
 import { FakeServer, settle } from "./fakes";
@@ -129,16 +129,45 @@ function sample(time: number, sessions: SessionTelemetry[]): TelemetrySample {
 }
 
 describe("an axis", () => {
-  test("of counts has whole steps alone, and as many as it needs", () => {
-    expect(wholeSteps().slice(0, 7)).toEqual([1, 2, 5, 10, 20, 50, 100]);
-    expect(wholeSteps().every(Number.isInteger)).toBe(true);
+  test("ends at or above what is drawn, in few round steps", () => {
+    expect(ticksUpTo(17.9, 4)).toEqual([0, 5, 10, 15, 20]);
+    expect(ticksUpTo(17.9, 3)).toEqual([0, 10, 20]);
+    expect(ticksUpTo(20, 4)).toEqual([0, 5, 10, 15, 20]);
+    expect(ticksUpTo(1, 4)).toEqual([0, 0.5, 1]);
+    expect(ticksUpTo(0, 4)).toEqual([0, 1]);
+    for (let max = 0.37; max < 1e6; max *= 1.07) {
+      for (const most of [1, 3, 4]) {
+        const ticks = ticksUpTo(max, most);
+        const top = ticks.at(-1) as number;
+        expect(top).toBeGreaterThanOrEqual(max);
+        expect(ticks.length).toBeLessThanOrEqual(most + 1);
+        expect(ticksUpTo(top, most)).toEqual(ticks); // what the scale's end is made of
+      }
+    }
   });
 
   test("says nothing twice", () => {
-    expect(tickLabels([0, 0.5, 1, 1.5, 2], whole)).toEqual(["0", "1", "", "2", ""]);
-    expect(tickLabels([0, 1, 2], whole)).toEqual(["0", "1", "2"]);
-    expect(tickLabels([], whole)).toEqual([]);
+    for (let max = 1; max < 1e4; max *= 1.07) {
+      const labels = ticksUpTo(max, 4).map(one);
+      expect(new Set(labels).size).toBe(labels.length);
+    }
   });
+
+  test("of counts has whole steps alone", () => {
+    expect(ticksUpTo(1, 4, true)).toEqual([0, 1]);
+    expect(ticksUpTo(3, 4, true)).toEqual([0, 1, 2, 3]);
+    expect(ticksUpTo(7, 4, true)).toEqual([0, 2, 4, 6, 8]);
+  });
+});
+
+test("times of day are the same everywhere, in 24 hours", () => {
+  expect(clock(1_700_000_000)).toMatch(/^\d\d:\d\d:\d\d$/);
+});
+
+test("of a session that rests it is said how things were", () => {
+  expect([stateOf(SESSION), gateOf(SESSION)]).toEqual(["answering", "on"]);
+  const rests = { ...SESSION, active: false };
+  expect([stateOf(rests), gateOf(rests)]).toEqual(["done", "was on"]);
 });
 
 describe("a session's name", () => {
