@@ -7,6 +7,8 @@ import { Server, answered, lastAnswer, launch, open, say, seen } from "./driver"
 const NUM_SESSIONS = 20;
 const OPTIONS = ["--kv-memory", "512MiB"];
 const TIMEOUT_MS = 600_000;
+/** In tokens. */
+const LONG_ANSWER = 800;
 
 let browser: Browser;
 let server: Server;
@@ -42,10 +44,24 @@ function sampleWith(page: Page, condition: string): Promise<TelemetrySample> {
   );
 }
 
+/** From here on the page's requests ask for answers that cannot end by themselves. */
+async function askForLongAnswers(page: Page): Promise<void> {
+  await page.evaluate((minTokens) => {
+    const send = WebSocket.prototype.send;
+    WebSocket.prototype.send = function (data) {
+      const event = JSON.parse(data as string) as { type: string; paceline?: object };
+      if (event.type === "response.create") {
+        event.paceline = { ...event.paceline, min_tokens: minTokens };
+      }
+      send.call(this, JSON.stringify(event));
+    };
+  }, LONG_ANSWER);
+}
+
 /** Twenty connections that each ask for something long: none ends while it is looked at. */
 async function openSessions(page: Page): Promise<void> {
   await page.evaluate(
-    ([url, count]) => {
+    ([url, count, longAnswer]) => {
       const sockets = Array.from({ length: count as number }, (_, index) => {
         const socket = new WebSocket(url as string);
         socket.onopen = () =>
@@ -54,15 +70,15 @@ async function openSessions(page: Page): Promise<void> {
               type: "response.create",
               stream_id: `person ${index + 1}`,
               input: `Count from ${index} upwards, in words.`,
-              max_output_tokens: 800,
-              paceline: { min_tokens: 800 },
+              max_output_tokens: longAnswer,
+              paceline: { min_tokens: longAnswer },
             }),
           );
         return socket;
       });
       (window as unknown as { sockets: WebSocket[] }).sockets = sockets;
     },
-    [`${server.url.replace("http", "ws")}/v1/responses`, NUM_SESSIONS] as const,
+    [`${server.url.replace("http", "ws")}/v1/responses`, NUM_SESSIONS, LONG_ANSWER] as const,
   );
 }
 
@@ -96,11 +112,12 @@ test("an answer streams, is stopped, made again, edited and survives a reload", 
   await lastAnswer(page).getByText(text).waitFor();
 
   await page.getByRole("button", { name: "System prompt and sampling" }).click();
-  await page.getByLabel("Longest answer").fill("1000");
+  await page.getByLabel("Longest answer").fill(String(LONG_ANSWER));
   await page.getByRole("button", { name: "Save" }).click();
+  await askForLongAnswers(page);
   await say(page, "Write a very long story about a bicycle race.");
   await page.waitForFunction(
-    () => ([...document.querySelectorAll(".answer")].at(-1)?.textContent?.length ?? 0) > 40,
+    () => (document.querySelector("[aria-busy=true] .markdown")?.textContent.length ?? 0) > 40,
   );
   await page.keyboard.press("Escape");
   await seen(page, "Stopped.");
