@@ -90,6 +90,15 @@ def test_the_figures_of_a_cell() -> None:
     assert (values["ledger_ms"], values["ledger_capacity_ms"]) == (2.0, 50.0)
 
 
+def test_what_was_cut_counts_by_its_tokens_alone() -> None:
+    whole, cut = _answer(0.0, 6), _answer(0.0, 4)
+    cut.is_cut = True
+    values = Cell("chat", "1", 1.0, "auto", [Run([whole, cut], _counters(), [0.001])]).to_json()
+    assert values["tokens_per_second"] == pytest.approx(10.0)
+    assert (values["requests"], values["output_tokens"]) == (1, 10)
+    assert values["time_per_output_token_ms"]["p50"] == pytest.approx(80.0)  # 0.4 s by five
+
+
 def test_quantiles_are_values_that_occurred() -> None:
     assert quantile([3.0, 1.0, 2.0], 50) == 2.0
     assert quantile(range(1, 101), 99) == 99

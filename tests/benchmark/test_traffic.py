@@ -44,7 +44,8 @@ async def test_a_closed_loop_asks_each_session_so_many_times() -> None:
     async with serving(_answer) as server:
         answers = await run_load(ClosedLoop(3, 4), _target(server.http_url))
         keys = {request.speculation_key for request in server.engine.submitted}
-    assert len(answers) == len(server.engine.submitted) == 12
+    answers = [answer for answer in answers if not answer.is_cut]
+    assert len(answers) >= 12
     assert len({key.partition("/")[0] for key in keys}) == 3, "a connection for each session"
     for answer in answers:
         assert answer.error is None
@@ -55,6 +56,23 @@ async def test_a_closed_loop_asks_each_session_so_many_times() -> None:
         assert answer.summary is not None
         assert answer.first_token_s is not None
         assert len(answer.gaps_s) == len(answer.event_times) - 1
+
+
+@pytest.mark.anyio
+async def test_a_closed_loop_keeps_its_load_until_the_slowest_session_has_its_answers() -> None:
+    """One session's answers are ten times as long as those of the other two."""
+
+    def answer(request: Request) -> Sequence[str]:
+        is_slow = request.speculation_key == server.engine.submitted[0].speculation_key
+        return ["x"] * (30 if is_slow else 3)
+
+    async with serving(answer, step_s=0.002) as server:
+        answers = await run_load(ClosedLoop(3, 2), _target(server.http_url))
+    whole = [answer for answer in answers if not answer.is_cut]
+    assert sum(answer.num_tokens > 30 for answer in whole) == 2, "the slow session's own two"
+    assert len(whole) > 12
+    assert sum(answer.is_cut for answer in answers) <= 2
+    assert not any(answer.error for answer in answers)
 
 
 @pytest.mark.anyio

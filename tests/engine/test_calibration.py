@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from paceline.core.cost import CostTable, Curve
 from paceline.core.limits import EngineLimits
 from paceline.core.request import DrafterKind
 from paceline.engine.assembly import assemble
-from paceline.engine.calibration import Calibration, cached_costs, cost_key, least_of
+from paceline.engine.calibration import SWEEPS, Calibration, cached_costs, cost_key, least_of
 from paceline.engine.drafters.model import ModelDrafter
 from paceline.engine.policy import AdaptivePolicy
 from paceline.engine.verifier import Verifier
@@ -42,6 +43,31 @@ def test_the_table_is_what_passes_take() -> None:
     assert table.draft_drawn is None
     assert abs(table.spread - 1.0) < 1e-9
     assert set(scrubbed) <= set(range(64))
+
+
+class _DisturbedClock(ScriptedClock):
+    """The first passes of each size take twice their time: as many as there are sweeps."""
+
+    def __init__(self, table: CostTable) -> None:
+        super().__init__(table)
+        self._passes: Counter[int] = Counter()
+
+    def spend_target(self, rows: int) -> None:
+        super().spend_target(rows)
+        self._passes[rows] += 1
+        if self._passes[rows] <= SWEEPS:
+            super().spend_target(rows)
+
+
+def test_what_disturbs_a_few_passes_of_a_size_is_not_in_the_table() -> None:
+    clock = _DisturbedClock(TRUTH)
+    part = model_part(tiny_llama(0), 64, 4)
+    verifier = Verifier(
+        TimedRunner(part.runner, clock), block_size=4, vocabulary_size=VOCABULARY_SIZE
+    )
+    table = Calibration(verifier, None, LIMITS, 24, part.scrub, clock=clock).measure()
+    for rows, seconds in zip(table.target.counts, table.target.seconds, strict=True):
+        assert abs(seconds - TRUTH.target.at(rows)) < 1e-9
 
 
 def test_draft_passes_are_measured_through_the_drafter() -> None:

@@ -55,7 +55,8 @@ def parse_mode(text: str) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """So many sessions, each of which asks again as soon as it is answered, so many times."""
+    """So many sessions, each of which asks again as soon as it is answered, so many times or more:
+    as long as the slowest one needs."""
 
     sessions: int
     requests: int

@@ -54,7 +54,8 @@ class Cell:
         """Plain values. Times are milliseconds, with p50, p95 and p99; None where there is
         nothing to tell."""
         answers = [answer for run in self.runs for answer in run.answers]
-        whole = [answer for answer in answers if answer.error is None]
+        asked = [answer for answer in answers if not answer.is_cut]
+        whole = [answer for answer in asked if answer.error is None]
         counters = self.runs[0].counters
         for run in self.runs[1:]:
             counters = counters.plus(run.counters)
@@ -64,7 +65,7 @@ class Cell:
             "size": self.size,
             "mode": self.mode,
             "rounds": len(self.runs),
-            "requests": len(answers),
+            "requests": len(asked),
             "failed": dict(Counter(a.error for a in answers if a.error is not None)),
             "output_tokens": sum(answer.num_tokens for answer in answers),
             "prompt_tokens": sum(answer.num_prompt_tokens for answer in answers),

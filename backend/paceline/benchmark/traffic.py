@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
     from paceline.benchmark.modes import Load, Mode
     from paceline.benchmark.workloads import Workload
-    from paceline_client import Session
+    from paceline_client import ResponseStream, Session
     from paceline_protocol.responses import PacelineSummary, Response
 
 
 @dataclass(slots=True)
 class Answer:
     """One request. asked_at: when it was asked for, or was due; event_times: of its text deltas, in
-    order; all in seconds of `time.perf_counter`. error: why there is no whole answer."""
+    order; all in seconds of `time.perf_counter`. error: why there is no whole answer. is_cut: was
+    stopped at the end of the load, so that its tokens count and it as an answer does not."""
 
     asked_at: float
     event_times: list[float] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Answer:
     num_cached_tokens: int = 0
     summary: PacelineSummary | None = None
     error: str | None = None
+    is_cut: bool = False
 
     @property
     def first_token_s(self) -> float | None:
@@ -97,17 +99,33 @@ def first_error(group: BaseExceptionGroup[ConnectError]) -> ConnectError:
 
 
 async def _closed_loop(load: ClosedLoop, target: Target) -> list[Answer]:
+    """Sessions that have all their answers ask on, with the same texts, until the last one has
+    its own; what runs then is stopped. The load is the same to the end, where otherwise it would
+    fade, for longer the more the sessions' speeds differ."""
     answers: list[Answer] = []
+    running: set[ResponseStream] = set()
+    num_busy = load.sessions
     is_connected = [anyio.Event() for _ in range(load.sessions)]
 
     async def run_session(number: int) -> None:
+        nonlocal num_busy
         async with connect(target.url, api_key=target.api_key) as session:
             is_connected[number].set()
             for event in is_connected:
                 await event.wait()
-            for turn in range(load.requests):
-                index = number + turn * load.sessions
-                answers.append(await _ask(session, target, index, time.perf_counter()))
+            num_asked = 0
+            while num_busy:
+                index = number + num_asked % load.requests * load.sessions
+                answer = await _ask(session, target, index, time.perf_counter(), running)
+                answers.append(answer)
+                num_asked += 1
+                if num_asked == load.requests:
+                    num_busy -= 1
+                if num_asked >= load.requests and answer.error is not None:
+                    break
+            if not num_busy:
+                for stream in running:
+                    stream.cancel()
 
     async with anyio.create_task_group() as tasks:
         for number in range(load.sessions):
@@ -125,7 +143,7 @@ async def _poisson(load: Poisson, target: Target) -> list[Answer]:
     async def run_session(jobs: MemoryObjectReceiveStream[tuple[int, float]]) -> None:
         async with jobs, connect(target.url, api_key=target.api_key) as session:
             async for index, due_at in jobs:
-                answers.append(await _ask(session, target, index, due_at))
+                answers.append(await _ask(session, target, index, due_at, set()))
 
     async with anyio.create_task_group() as tasks, receive, send:
         due_at, index = time.perf_counter(), 0
@@ -140,7 +158,14 @@ async def _poisson(load: Poisson, target: Target) -> list[Answer]:
     return answers
 
 
-async def _ask(session: Session, target: Target, index: int, asked_at: float) -> Answer:
+async def _ask(
+    session: Session,
+    target: Target,
+    index: int,
+    asked_at: float,
+    running: set[ResponseStream],
+) -> Answer:
+    """running: holds its stream for as long as it runs."""
     workload = target.workload
     text = target.tag + workload.texts[(target.first + index) % len(workload.texts)]
     if workload.is_chat:
@@ -160,6 +185,7 @@ async def _ask(session: Session, target: Target, index: int, asked_at: float) ->
             paceline=target.mode.options,
         )
     answer = Answer(asked_at)
+    running.add(stream)
     try:
         async with stream:
             async for event in stream:
@@ -167,9 +193,13 @@ async def _ask(session: Session, target: Target, index: int, asked_at: float) ->
                     answer.event_times.append(time.perf_counter())
     except PacelineClientError as error:
         answer.error = str(error)
+    running.discard(stream)
     answer.ended_at = time.perf_counter()
-    if stream.response is not None:
-        _note(answer, stream.response)
+    response = stream.response
+    if response is not None:
+        _note(answer, response)
+    is_whole = response is not None and response.status in ("completed", "incomplete")
+    answer.is_cut = answer.error is None and not is_whole
     return answer
 
 

@@ -150,24 +150,16 @@ class ServeConfig:
         """
         values = {} if path is None else _read_toml(path)
         try:
-            cls.of(values)
+            in_file = cls.of(values)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}", field=error.field) from None
-        values.update((name, value) for name, value in flags.items() if value is not None)
-        return cls.of(values)
+        given = {name: value for name, value in flags.items() if value is not None}
+        return dataclasses.replace(in_file, **_converted(given))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ServeConfig:
         """Settings from plain values, checked. Raises ConfigError as `load` does."""
-        known = {field.name: str(field.type) for field in dataclasses.fields(cls)}
-        converted: dict[str, Any] = {}
-        for name, value in values.items():
-            if name not in known:
-                near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-                hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
-                raise ConfigError(f"unknown setting {name!r}{hint}", field=name)
-            converted[name] = _convert(name, known[name], value)
-        return cls(**converted)
+        return cls(**_converted(values))
 
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -368,6 +360,19 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _is_table(value: object) -> bool:
     return isinstance(value, dict)
+
+
+def _converted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values by field name as the fields' types. Raises ConfigError for an unknown name."""
+    known = {field.name: str(field.type) for field in dataclasses.fields(ServeConfig)}
+    converted: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+            raise ConfigError(f"unknown setting {name!r}{hint}", field=name)
+        converted[name] = _convert(name, known[name], value)
+    return converted
 
 
 def _convert(name: str, declared: str, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Measures what steps cost on this machine, before the first request: some seconds, then cached.
 
 The real verifier and the real drafter run on made-up sequences over the empty K/V pool, so that
-the table holds what a step will do, not what a formula says. Each time is the least of a few runs,
+the table holds what a step will do, not what a formula says. Each time is the least of some runs,
 since other work on the machine only ever adds to it; what is left of noise, and what changes later,
 is corrected while serving (`core.cost.CostModel`).
 """
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 DRAFT_ROWS = (1, 2, 4, 8, 16, 48, 128, 256, 512)
 SWEEPS = 5
+FEW_ROWS = 64
+REPEATS = 3
+"""A sweep passes over points of up to `FEW_ROWS` rows so often: most steps are that small, whether
+one more row is nearly free is decided there, and they take next to no time."""
 PATIENCE_S = 8.0
 """No other sweep begins after so long."""
 STEADY = 1.3
@@ -117,12 +121,13 @@ class Calibration:
         return self._clock() - self._started_at
 
     def _sweep(self) -> CostTable:
-        counts = [rows for rows in ROWS if rows <= self._most_rows]
-        target = [self._target_seconds(self._one(rows, SHORT_CONTEXT)) for rows in counts]
+        target = self._curve(
+            ROWS, lambda rows: self._target_seconds(self._one(rows, SHORT_CONTEXT))
+        )
         sample_greedy, verify_greedy = self._sample_curves(_GREEDY)
         sample_drawn, verify_drawn = self._sample_curves(_DRAWN)
         table = CostTable(
-            target=Curve(counts, target),
+            target=target,
             context_seconds=self._context_seconds(),
             sequence_seconds=self._sequence_seconds(),
             sample_greedy=sample_greedy,
@@ -137,6 +142,16 @@ class Calibration:
                 draft_drawn=self._draft_curve(_DRAWN),
             )
         return table
+
+    def _curve(self, counts: Many[int], seconds: Callable[[int], float]) -> Curve:
+        """The least time for each count that a step can have, small ones tried over and over."""
+        counts = [count for count in counts if count <= self._most_rows]
+        least = dict.fromkeys(counts, math.inf)
+        for repeat in range(REPEATS):
+            for count in counts:
+                if repeat == 0 or count <= FEW_ROWS:
+                    least[count] = min(least[count], seconds(count))
+        return Curve(counts, list(least.values()))
 
     # Target
 
@@ -209,8 +224,7 @@ class Calibration:
     # Draft model
 
     def _draft_curve(self, params: SamplingParams) -> Curve:
-        counts = [rows for rows in DRAFT_ROWS if rows <= self._most_rows]
-        return Curve(counts, [self._draft_seconds(count, params) for count in counts])
+        return self._curve(DRAFT_ROWS, lambda rows: self._draft_seconds(rows, params))
 
     def _draft_seconds(self, rows: int, params: SamplingParams) -> float:
         """One pass with one row for each of as many sequences as there may be, the rest of the

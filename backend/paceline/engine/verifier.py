@@ -133,18 +133,15 @@ def _is_certain(entry: PlanEntry) -> bool:
 
 
 def _drafted(proposal: Proposal, scores: Scores) -> Drafted:
-    uncertain = [slice(0) if count else slice(None) for count in scores.num_certain]
-    drafts = [
-        proposal.draft_ids[index][part]
-        for index, part in zip(scores.sampled, uncertain, strict=True)
+    """What is left to verify: nothing of a sequence whose draft is certain."""
+    pairs: list[tuple[Many[int], Many[int]]] = [
+        ((), ()) if count else (proposal.draft_ids[index], proposal.row_index[index])
+        for index, count in zip(scores.sampled, scores.num_certain, strict=True)
     ]
+    drafts = [draft for draft, _ in pairs]
     depth = max(len(draft) for draft in drafts)
-    padded = [list(draft) + [0] * (depth - len(draft)) for draft in drafts]
-    places = [
-        list(proposal.row_index[index][part])
-        for index, part in zip(scores.sampled, uncertain, strict=True)
-    ]
-    row_index = [place + [-1] * (depth - len(place)) for place in places]
+    padded = [[*draft, *[0] * (depth - len(draft))] for draft in drafts]
+    row_index = [[*places, *[-1] * (depth - len(places))] for _, places in pairs]
     shape = (len(drafts), depth)
     device = scores.logits.device
     return Drafted(

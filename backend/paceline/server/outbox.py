@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 EVENT_OVERHEAD_BYTES = 400
 _MAX_PARTS = 64
-MAX_DELTA_BYTES = 64 * 1024
+_MAX_DELTA_BYTES = 64 * 1024
 """Of one delta that waits, by `_weight`. As JSON with everything escaped it is at most six times as
 long, well under what clients take by default."""
 TERMINAL_EVENTS = (ResponseCompleted, ResponseIncomplete, ResponseFailed)
@@ -82,7 +82,7 @@ class Outbox:
         if isinstance(event, Delta) and response_id is not None:
             last = self._last.get(response_id)
             if last is not None and last.deltas and last.deltas[0].item_id == event.item_id:
-                if last.num_bytes + num_bytes <= MAX_DELTA_BYTES:
+                if last.num_bytes + num_bytes <= _MAX_DELTA_BYTES:
                     last.deltas.append(event)
                     last.num_bytes += num_bytes
                     if len(last.deltas) == _MAX_PARTS:
