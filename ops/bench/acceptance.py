@@ -82,8 +82,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     options = parser.parse_args()
     rows = []
-    with open_engine(options, max_sequences=options.sessions, prefix_caching=False) as found:
-        engine, models = found
+    with open_engine(options, max_sequences=options.sessions) as (engine, models):
         can_draft = drafted_ids(models)
         for name, temperature in itertools.product(options.workloads, TEMPERATURES):
             packaged = find_workload(name)
