@@ -11,9 +11,9 @@ from paceline.core.controller_gate import GateState
 from paceline.core.events import Gate
 
 
-def rounds(state: GateState, outcomes: list[int]) -> GateState:
+def rounds(state: GateState, outcomes: list[int], usual: float = 0.0) -> GateState:
     for outcome in outcomes:
-        state = gates.after_round(state, outcome, 1, 0)
+        state = gates.after_round(state, outcome, 1, 0, usual)
     return state
 
 
@@ -25,20 +25,53 @@ def test_acceptance_is_that_of_the_last_64_examined_positions() -> None:
 
 
 def test_a_round_counts_its_accepted_tokens_and_its_rejection() -> None:
-    state = gates.after_round(GateState(), 3, 4, 0)
+    state = gates.after_round(GateState(), 3, 4, 0, 0.0)
     assert (state.outcomes, state.num_examined, state.acceptance) == (0b1110, 4, 0.75)
-    state = gates.after_round(state, 2, 2, 0)
+    state = gates.after_round(state, 2, 2, 0, 0.0)
     assert (state.outcomes, state.num_examined) == (0b111011, 6)
 
 
 def test_a_round_that_examined_nothing_changes_nothing() -> None:
-    state = gates.after_round(GateState(), 1, 1, 0)
-    assert gates.after_round(state, 0, 0, 9) == state
+    state = gates.after_round(GateState(), 1, 1, 0, 0.0)
+    assert gates.after_round(state, 0, 0, 9, 0.0) == state
 
 
 @pytest.mark.parametrize(("num_examined", "gate"), [(23, Gate.ON), (24, Gate.OFF)])
 def test_off_needs_24_examined_positions(num_examined: int, gate: Gate) -> None:
     assert rounds(GateState(), [0] * num_examined).gate is gate
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "usual", "gate"),
+    [
+        ([0] * 24, 0.99, Gate.OFF),
+        ([1, 0, 0] * 8, 0.2, Gate.OFF),
+        ([1, 0, 0] * 8, 0.5, Gate.ON),  # 8 + 0.5 * 40 is above 0.4 * 64
+        ([1, 0, 0] * 14, 0.5, Gate.OFF),  # 14 + 0.5 * 22 is not
+        ([1, 0, 0] * 22, 0.99, Gate.OFF),
+        ([1, 0] * 12, 0.0, Gate.ON),  # its own acceptance has to be low
+    ],
+)
+def test_missing_positions_count_as_what_is_usual(
+    outcomes: list[int], usual: float, gate: Gate
+) -> None:
+    assert rounds(GateState(), outcomes, usual).gate is gate
+
+
+def test_what_is_usual_keeps_good_sessions_from_starting_badly() -> None:
+    """Of 300 sessions that would have 0.5 over a full window: off within it by chance."""
+    off = []
+    for usual in (0.0, 0.5):
+        rng = random.Random(5)
+        off.append(
+            sum(
+                rounds(GateState(), [int(rng.random() < 0.5) for _ in range(60)], usual).gate
+                is Gate.OFF
+                for _ in range(300)
+            )
+        )
+    assert off[0] > 50, "what the filling is there against"
+    assert off[1] < 0.6 * off[0]
 
 
 @pytest.mark.parametrize(("num_accepted", "gate"), [(25, Gate.OFF), (26, Gate.ON)])
@@ -50,7 +83,7 @@ def test_off_below_forty_percent_of_a_full_window(num_accepted: int, gate: Gate)
     state = GateState(outcomes=(1 << 64) - 1, num_examined=64)
     for outcome in first[:-1]:
         state = gates.record(state, outcome, 1)
-    assert gates.after_round(state, first[-1], 1, 0).gate is gate
+    assert gates.after_round(state, first[-1], 1, 0, 0.9).gate is gate
 
 
 def test_a_collapse_is_off_within_64_examined_positions_whatever_went_before() -> None:
@@ -63,13 +96,13 @@ def test_a_collapse_is_off_within_64_examined_positions_whatever_went_before() -
 def test_a_gate_that_is_on_in_name_alone_is_due_for_a_probe_too() -> None:
     state = rounds(GateState(), [1] * 4)
     assert state.is_probe_due(64)
-    assert not gates.after_round(state, 1, 1, 64).is_probe_due(64)
+    assert not gates.after_round(state, 1, 1, 64, 0.0).is_probe_due(64)
     assert not gates.begin_probe(state).is_probe_due(64)
     assert not GateState().is_probe_due(64), "of a session that never drafted nothing is known"
 
 
 def test_the_pause_counts_emitted_tokens() -> None:
-    off = gates.after_round(rounds(GateState(), [0] * 23), 0, 1, 100)
+    off = gates.after_round(rounds(GateState(), [0] * 23), 0, 1, 100, 0.0)
     assert off.gate is Gate.OFF
     assert not off.is_probe_due(163)
     assert off.is_probe_due(164)
@@ -124,7 +157,7 @@ def test_steady_sessions_well_above_the_threshold_hardly_ever_flap() -> None:
     for _ in range(200):
         state = GateState()
         for _ in range(500):
-            state = gates.after_round(state, int(rng.random() < 0.6), 1, 0)
+            state = gates.after_round(state, int(rng.random() < 0.6), 1, 0, 0.0)
             if state.gate is Gate.OFF:
                 off += 1
                 break

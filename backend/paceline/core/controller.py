@@ -309,6 +309,7 @@ class Controller:
                 num_accepted,
                 num_examined,
                 session.num_emitted,
+                self._model_base.rates[bucket * MODEL_DEPTH],
                 self.min_acceptance,
             ),
         )
@@ -330,7 +331,12 @@ class Controller:
             if self.offers_copies(cell):
                 if state.gate is Gate.ON:
                     state = gates.after_round(
-                        state, int(is_hit), 1, session.num_emitted, self.min_acceptance
+                        state,
+                        int(is_hit),
+                        1,
+                        session.num_emitted,
+                        self._copy_base.rates[cell],
+                        self.min_acceptance,
                     )
                 else:
                     state = gates.record(state, int(is_hit), 1)

@@ -4,6 +4,11 @@ Acceptance is accepted over examined, by the token rule, over the last 64 examin
 means the same for every rule of verification and every depth of draft. Operators may set another
 threshold than 0.40; the way back is 0.10 above it.
 
+While fewer than 64 positions are known, chance alone would switch off a fifth of the sessions that
+have 0.50. So the missing ones are filled by what all sessions with that drafter have on average,
+and it has to be below 0.40 with them too. A session that is far below is off after 24 all the same,
+and every one that is below after 64.
+
               below 0.40, of at least 24
         ON  ---------------------------->  OFF
          ^                                  |  after a pause, counted in emitted tokens
@@ -27,6 +32,8 @@ ON_ABOVE = 0.10
 LEAST_GAIN = 1.05
 WINDOW = 64
 LEAST_EXAMINED = 24
+MOST_USUAL = 0.6
+"""However good a drafter usually is: a session that accepted none of its first 24 is off."""
 FIRST_PAUSE = 64
 LAST_PAUSE = 1024
 
@@ -70,9 +77,11 @@ def after_round(
     num_accepted: int,
     num_examined: int,
     num_emitted: int,
+    usual: float,
     off_below: float = OFF_BELOW,
 ) -> GateState:
-    """A verified draft: the gate may go off. num_emitted: by the session so far.
+    """A verified draft: the gate may go off. num_emitted: by the session so far. usual: acceptance
+    over all sessions.
 
     A full window at ON earns the short pause back, so that a session that flaps waits longer and
     longer, and one that had a bad stretch does not.
@@ -84,7 +93,9 @@ def after_round(
     outcomes = ((outcomes << num_examined) | bits) & _MASK
     known = min(WINDOW, known + num_examined)
     if gate is Gate.ON and known >= LEAST_EXAMINED:
-        if outcomes.bit_count() < off_below * known:
+        accepted = outcomes.bit_count()
+        filled = accepted + min(usual, MOST_USUAL) * (WINDOW - known)
+        if accepted < off_below * known and filled < off_below * WINDOW:
             gate = Gate.OFF
         elif known == WINDOW:
             pause = FIRST_PAUSE
