@@ -44,6 +44,7 @@ from paceline.model.draft_folder import DraftDescription  # noqa: E402
 if TYPE_CHECKING:
     from paceline.composition import Models
     from paceline.engine.engine import Engine
+    from paceline.model.tokenizer import TextCodec
 
 DEPTH = 4
 TEMPERATURES = (0.0, 1.0)
@@ -78,7 +79,9 @@ def main() -> int:
     add_model_options(parser)
     parser.add_argument("--workloads", nargs="+", default=list(NAMES), choices=NAMES)
     parser.add_argument("--sessions", type=int, default=16)
-    parser.add_argument("--answers", type=int, default=32, help="of each workload")
+    parser.add_argument(
+        "--answers", type=int, default=32, help="of each workload, at most; greedily one a prompt"
+    )
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     options = parser.parse_args()
     rows = []
@@ -88,8 +91,10 @@ def main() -> int:
             packaged = find_workload(name)
             sampling = SamplingParams(temperature=temperature)
             workload = Workload(name, packaged.texts, sampling, packaged.is_chat)
-            prompts = prompts_of(models.codec, workload, options.answers)
-            counted = measure(engine, prompts, sampling, options.tokens, can_draft)
+            # What greedy decoding says to a prompt, it says again.
+            most = options.answers if temperature else len(packaged.texts)
+            prompts = prompts_of(models.codec, workload, min(options.answers, most))
+            counted = measure(engine, models.codec, prompts, sampling, options.tokens, can_draft)
             row = {"workload": name, "temperature": temperature, **counted.to_json()}
             rows.append(row)
             depths = " ".join(f"{rate or 0:.3f}" for rate in row["acceptance_by_depth"])
@@ -111,6 +116,7 @@ def drafted_ids(models: Models) -> frozenset[int] | None:
 
 def measure(
     engine: Engine,
+    codec: TextCodec,
     prompts: list[tuple[int, ...]],
     sampling: SamplingParams,
     num_tokens: int,
@@ -125,6 +131,7 @@ def measure(
                 prompt,
                 num_tokens,
                 sampling,
+                codec.eos_token_ids,
                 speculation=Speculation.ON,
                 drafter=DrafterKind.MODEL,
                 num_speculative_tokens=DEPTH,

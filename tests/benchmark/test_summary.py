@@ -90,12 +90,13 @@ def test_the_figures_of_a_cell() -> None:
     assert (values["ledger_ms"], values["ledger_capacity_ms"]) == (2.0, 50.0)
 
 
-def test_what_was_cut_counts_by_its_tokens_alone() -> None:
-    whole, cut = _answer(0.0, 6), _answer(0.0, 4)
-    cut.is_cut = True
-    values = Cell("chat", "1", 1.0, "auto", [Run([whole, cut], _counters(), [0.001])]).to_json()
+def test_what_was_asked_for_the_load_alone_counts_by_its_tokens() -> None:
+    whole, extra = _answer(0.0, 6), _answer(0.0, 4)
+    extra.is_extra = True
+    values = Cell("chat", "1", 1.0, "auto", [Run([whole, extra], _counters(), [0.001])]).to_json()
     assert values["tokens_per_second"] == pytest.approx(10.0)
-    assert (values["requests"], values["output_tokens"]) == (1, 10)
+    assert (values["requests"], values["extra_requests"]) == (1, 1)
+    assert values["output_tokens"] == 10
     assert values["time_per_output_token_ms"]["p50"] == pytest.approx(80.0)  # 0.4 s by five
 
 

@@ -176,6 +176,36 @@ async def test_cancel_lets_the_rest_of_the_response_come(server: ScriptedServer)
     assert server.cancellations() == [m.ResponseCancel(response_id="resp_1")]
 
 
+async def test_cancel_while_the_request_waits_for_a_lane_is_kept_for_later(
+    server: ScriptedServer,
+) -> None:
+    async with connect(server.url, max_lanes=1) as session, anyio.create_task_group() as tasks:
+        first, second = session.respond("hold"), session.respond("hold too")
+        await anext(first)
+        tasks.start_soon(second.finish)
+        await anyio.wait_all_tasks_blocked()
+        second.cancel()
+        first.cancel()
+        await first.finish()
+    assert second.response is not None
+    assert second.response.status == "cancelled"
+    ids = [m.ResponseCancel(response_id="resp_1"), m.ResponseCancel(stream_id="lane-1")]
+    assert server.cancellations() == ids
+
+
+async def test_a_cancellation_that_crosses_the_end_is_nothing_to_warn_of(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(server.url) as session:
+        stream = session.respond("say this")
+        await stream.finish()
+        assert stream._open is not None
+        stream._open.cancel()  # as if the end had still been on its way
+        await session.respond("say more").finish()  # the error has come by now
+    assert server.cancellations() == [m.ResponseCancel(response_id="resp_1")]
+    assert not caplog.records
+
+
 async def test_leaving_the_loop_early_cancels(server: ScriptedServer) -> None:
     async with connect(server.url) as session:
         async for event in session.respond("hold"):

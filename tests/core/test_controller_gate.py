@@ -58,6 +58,14 @@ def test_missing_positions_count_as_what_is_usual(
     assert rounds(GateState(), outcomes, usual).gate is gate
 
 
+@pytest.mark.parametrize("off_below", [0.05, 0.2, 0.4, 0.9])
+def test_nothing_accepted_of_24_is_off_at_any_threshold(off_below: float) -> None:
+    state = GateState()
+    for _ in range(24):
+        state = gates.after_round(state, 0, 1, 0, 0.99, off_below)
+    assert state.gate is Gate.OFF
+
+
 def test_what_is_usual_keeps_good_sessions_from_starting_badly() -> None:
     """Of 300 sessions that would have 0.5 over a full window: off within it by chance."""
     off = []

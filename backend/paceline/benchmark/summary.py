@@ -54,7 +54,7 @@ class Cell:
         """Plain values. Times are milliseconds, with p50, p95 and p99; None where there is
         nothing to tell."""
         answers = [answer for run in self.runs for answer in run.answers]
-        asked = [answer for answer in answers if not answer.is_cut]
+        asked = [answer for answer in answers if not answer.is_extra]
         whole = [answer for answer in asked if answer.error is None]
         counters = self.runs[0].counters
         for run in self.runs[1:]:
@@ -66,6 +66,7 @@ class Cell:
             "mode": self.mode,
             "rounds": len(self.runs),
             "requests": len(asked),
+            "extra_requests": len(answers) - len(asked),
             "failed": dict(Counter(a.error for a in answers if a.error is not None)),
             "output_tokens": sum(answer.num_tokens for answer in answers),
             "prompt_tokens": sum(answer.num_prompt_tokens for answer in answers),

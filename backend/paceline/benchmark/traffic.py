@@ -6,12 +6,14 @@ loop asks less of a slow server, and hides how long queues get.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
 import anyio
+import anyio.lowlevel
 
 from paceline.benchmark.modes import ClosedLoop, Poisson
 from paceline_client import ConnectError, PacelineClientError, connect
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Answer:
     """One request. asked_at: when it was asked for, or was due; event_times: of its text deltas, in
-    order; all in seconds of `time.perf_counter`. error: why there is no whole answer. is_cut: was
-    stopped at the end of the load, so that its tokens count and it as an answer does not."""
+    order; all in seconds of `time.perf_counter`. error: why there is no whole answer. is_extra: it
+    kept up the load, and was maybe stopped at its end: its tokens count, its times do not."""
 
     asked_at: float
     event_times: list[float] = field(default_factory=list)
@@ -41,7 +43,7 @@ class Answer:
     num_cached_tokens: int = 0
     summary: PacelineSummary | None = None
     error: str | None = None
-    is_cut: bool = False
+    is_extra: bool = False
 
     @property
     def first_token_s(self) -> float | None:
@@ -101,7 +103,8 @@ def first_error(group: BaseExceptionGroup[ConnectError]) -> ConnectError:
 async def _closed_loop(load: ClosedLoop, target: Target) -> list[Answer]:
     """Sessions that have all their answers ask on, with the same texts, until the last one has
     its own; what runs then is stopped. The load is the same to the end, where otherwise it would
-    fade, for longer the more the sessions' speeds differ."""
+    fade, for longer the more the sessions' speeds differ. In return the texts of fast sessions
+    weigh more in the throughput."""
     answers: list[Answer] = []
     running: set[ResponseStream] = set()
     num_busy = load.sessions
@@ -113,19 +116,26 @@ async def _closed_loop(load: ClosedLoop, target: Target) -> list[Answer]:
             is_connected[number].set()
             for event in is_connected:
                 await event.wait()
-            num_asked = 0
-            while num_busy:
-                index = number + num_asked % load.requests * load.sessions
-                answer = await _ask(session, target, index, time.perf_counter(), running)
-                answers.append(answer)
-                num_asked += 1
-                if num_asked == load.requests:
-                    num_busy -= 1
-                if num_asked >= load.requests and answer.error is not None:
-                    break
+            for turn in range(load.requests):
+                index = number + turn * load.sessions
+                answers.append(await _ask(session, target, index, time.perf_counter()))
+            num_busy -= 1
             if not num_busy:
                 for stream in running:
                     stream.cancel()
+            for turn in itertools.count():
+                # Another session's stream may be about to be stopped, or to begin.
+                await anyio.lowlevel.checkpoint()
+                if not num_busy:
+                    break
+                index = number + turn % load.requests * load.sessions
+                again = replace(target, tag=f"{target.tag}{turn} ") if target.tag else target
+                answer = await _ask(session, again, index, time.perf_counter(), running)
+                if answer.error is not None and num_busy:
+                    answers.append(answer)
+                    break  # nothing to keep up a load with
+                answer.error, answer.is_extra = None, True
+                answers.append(answer)
 
     async with anyio.create_task_group() as tasks:
         for number in range(load.sessions):
@@ -143,7 +153,7 @@ async def _poisson(load: Poisson, target: Target) -> list[Answer]:
     async def run_session(jobs: MemoryObjectReceiveStream[tuple[int, float]]) -> None:
         async with jobs, connect(target.url, api_key=target.api_key) as session:
             async for index, due_at in jobs:
-                answers.append(await _ask(session, target, index, due_at, set()))
+                answers.append(await _ask(session, target, index, due_at))
 
     async with anyio.create_task_group() as tasks, receive, send:
         due_at, index = time.perf_counter(), 0
@@ -163,9 +173,9 @@ async def _ask(
     target: Target,
     index: int,
     asked_at: float,
-    running: set[ResponseStream],
+    running: set[ResponseStream] | None = None,
 ) -> Answer:
-    """running: holds its stream for as long as it runs."""
+    """running: is to hold its stream for as long as it runs."""
     workload = target.workload
     text = target.tag + workload.texts[(target.first + index) % len(workload.texts)]
     if workload.is_chat:
@@ -185,7 +195,8 @@ async def _ask(
             paceline=target.mode.options,
         )
     answer = Answer(asked_at)
-    running.add(stream)
+    if running is not None:
+        running.add(stream)
     try:
         async with stream:
             async for event in stream:
@@ -193,13 +204,15 @@ async def _ask(
                     answer.event_times.append(time.perf_counter())
     except PacelineClientError as error:
         answer.error = str(error)
-    running.discard(stream)
+    if running is not None:
+        running.discard(stream)
     answer.ended_at = time.perf_counter()
     response = stream.response
     if response is not None:
         _note(answer, response)
     is_whole = response is not None and response.status in ("completed", "incomplete")
-    answer.is_cut = answer.error is None and not is_whole
+    if answer.error is None and not is_whole:
+        answer.error = "it was cancelled"
     return answer
 
 

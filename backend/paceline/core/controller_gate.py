@@ -4,10 +4,10 @@ Acceptance is accepted over examined, by the token rule, over the last 64 examin
 means the same for every rule of verification and every depth of draft. Operators may set another
 threshold than 0.40; the way back is 0.10 above it.
 
-While fewer than 64 positions are known, chance alone would switch off a fifth of the sessions that
-have 0.50. So the missing ones are filled by what all sessions with that drafter have on average,
-and it has to be below 0.40 with them too. A session that is far below is off after 24 all the same,
-and every one that is below after 64.
+While fewer than 64 positions are known, chance alone would switch off a quarter of the sessions
+that have 0.50. So the missing ones are filled by what is usual, the first position's rate over all
+such sessions (0.60 at most), and it has to be below 0.40 with them too. A session that accepts
+nothing is off after 24 all the same, and every one that is below 0.40 after 64.
 
               below 0.40, of at least 24
         ON  ---------------------------->  OFF
@@ -32,8 +32,9 @@ ON_ABOVE = 0.10
 LEAST_GAIN = 1.05
 WINDOW = 64
 LEAST_EXAMINED = 24
-MOST_USUAL = 0.6
-"""However good a drafter usually is: a session that accepted none of its first 24 is off."""
+_MOST_USUAL = 1.5
+"""In thresholds. However good a drafter usually is, a session that accepted none of its first 24 is
+off."""
 FIRST_PAUSE = 64
 LAST_PAUSE = 1024
 
@@ -80,8 +81,8 @@ def after_round(
     usual: float,
     off_below: float = OFF_BELOW,
 ) -> GateState:
-    """A verified draft: the gate may go off. num_emitted: by the session so far. usual: acceptance
-    over all sessions.
+    """A verified draft: the gate may go off. num_emitted: by the session so far. usual: the rate
+    that the shared baseline has for such drafts.
 
     A full window at ON earns the short pause back, so that a session that flaps waits longer and
     longer, and one that had a bad stretch does not.
@@ -94,7 +95,7 @@ def after_round(
     known = min(WINDOW, known + num_examined)
     if gate is Gate.ON and known >= LEAST_EXAMINED:
         accepted = outcomes.bit_count()
-        filled = accepted + min(usual, MOST_USUAL) * (WINDOW - known)
+        filled = accepted + min(usual, _MOST_USUAL * off_below) * (WINDOW - known)
         if accepted < off_below * known and filled < off_below * WINDOW:
             gate = Gate.OFF
         elif known == WINDOW:

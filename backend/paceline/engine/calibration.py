@@ -43,8 +43,9 @@ DRAFT_ROWS = (1, 2, 4, 8, 16, 48, 128, 256, 512)
 SWEEPS = 5
 FEW_ROWS = 64
 REPEATS = 3
-"""A sweep passes over points of up to `FEW_ROWS` rows so often: most steps are that small, whether
-one more row is nearly free is decided there, and they take next to no time."""
+"""A sweep passes over points of up to `FEW_ROWS` rows so often: most steps are that small, and
+whether one more row is nearly free is decided there. Once only where a pass over a curve takes
+longer than a sweep should."""
 PATIENCE_S = 8.0
 """No other sweep begins after so long."""
 STEADY = 1.3
@@ -147,7 +148,10 @@ class Calibration:
         """The least time for each count that a step can have, small ones tried over and over."""
         counts = [count for count in counts if count <= self._most_rows]
         least = dict.fromkeys(counts, math.inf)
+        started = self._clock()
         for repeat in range(REPEATS):
+            if repeat and self._clock() - started > PATIENCE_S / SWEEPS:
+                break
             for count in counts:
                 if repeat == 0 or count <= FEW_ROWS:
                     least[count] = min(least[count], seconds(count))

@@ -110,13 +110,13 @@ class Lanes:
 
     def deliver(self, event: ServerEvent) -> bool:
         """Bring an event to its response; False if it belongs to none."""
+        if isinstance(event, ErrorEvent) and event.error.code == ErrorCode.RESPONSE_NOT_FOUND:
+            return True  # a cancellation that crossed the end of its response
         lane = event.stream_id
         if lane is UNSET or not isinstance(lane, str) or lane not in self._open:
             return False
         number, response = self._open[lane]
         match event:
-            case ErrorEvent(error=details) if details.code == ErrorCode.RESPONSE_NOT_FOUND:
-                return True  # a cancellation that came after the end of an earlier response
             case ErrorEvent() | ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
                 del self._open[lane]
                 self.give_back((number, lane))

@@ -59,6 +59,8 @@ class ResponseStream:
         self._sent_previous_id = False
         self._may_send_again = True
         self._is_done = False
+        self._is_beginning = False
+        self._is_unwanted = False
         self._connection_number = 0
         self._response: Response | None = None
         self._text: list[str] = []
@@ -91,7 +93,9 @@ class ResponseStream:
         """Ask the server to stop; the events until the response's end still come."""
         if self._open is not None:
             self._open.cancel()
-        elif not self._is_done:
+        elif self._is_beginning:
+            self._is_unwanted = True
+        else:
             self._is_done = True
 
     def close(self) -> None:
@@ -137,7 +141,13 @@ class ResponseStream:
     async def _next(self) -> ServerEvent:
         while True:
             if self._open is None:
-                self._open = await self._begin()
+                self._is_beginning = True
+                try:
+                    self._open = await self._begin()
+                finally:
+                    self._is_beginning = False
+                if self._is_unwanted:
+                    self._open.cancel()
             try:
                 event = await self._open.events.next()
             except ConnectionLostError:
