@@ -77,11 +77,7 @@ def bench_command(
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count; one more warms up.")] = 3,
     requests: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Requests of each session in a round, at least.",
-        ),
+        int, typer.Option(min=1, help="Requests of each session in a round, at least.")
     ] = 2,
     seconds: Annotated[
         float, typer.Option(min=0.1, help="How long requests of a --rate come in a round.")
