@@ -7,7 +7,12 @@ import re
 
 import pytest
 
-from paceline.core.controller import PLAIN_EVERY, Controller, ControllerSettings
+from paceline.core.controller import (
+    LEAST_PLAIN_EVERY,
+    PLAIN_EVERY,
+    Controller,
+    ControllerSettings,
+)
 from paceline.core.controller_depth import without_prefill
 from paceline.core.controller_session import (
     COPY_DEPTH,
@@ -16,6 +21,7 @@ from paceline.core.controller_session import (
     Choice,
     SessionControl,
     match_cell,
+    match_cells,
     temperature_bucket,
 )
 from paceline.core.cost import CostModel, CostTable, Curve, StageSeconds, StepShape
@@ -208,6 +214,12 @@ def test_a_probe_follows_the_pause_and_its_result_decides() -> None:
         assert model_gate(session) is Gate.PROBING
         control.observe_probe(session, 0, [rate] * 64, base_of(1), 1)
         assert model_gate(session) is gate
+        if gate is Gate.OFF:
+            [choice] = control.decide(base_of(1), 1, offered)
+            assert choice == Choice()
+            assert control.reason(session) == (
+                "off: too little was accepted, next probe in 128 tokens; the last probe found 0.30"
+            )
 
 
 def test_no_probe_where_even_a_good_draft_would_not_pay() -> None:
@@ -260,6 +272,39 @@ def test_now_and_then_a_plain_step_measures_plain_decoding() -> None:
     assert all(b - a <= PLAIN_EVERY + 1 for a, b in zip(plain, plain[1:], strict=False))
 
 
+def plain_steps(control: Controller, count: int, rate: float, steps: int) -> list[int]:
+    rng = random.Random(5)
+    return [
+        index
+        for index in range(steps)
+        if not any(choice.num_drafted for choice in step(control, count, rate, rng))
+    ]
+
+
+def test_a_close_race_is_measured_more_often() -> None:
+    close, far = (plain_steps(controller(), 1, rate, 1500)[1:] for rate in (0.5, 0.95))
+    assert all(b - a <= 65 for a, b in zip(close, close[1:], strict=False))
+    assert 2 * len(far) < len(close)
+    assert min(b - a for a, b in zip(far, far[1:], strict=False)) > LEAST_PLAIN_EVERY
+
+
+@pytest.mark.parametrize(("num_prompt", "is_measured"), [(0, True), (100, False)])
+def test_a_plain_step_with_a_prompt_in_it_measures_nothing_of_decoding(
+    num_prompt: int, is_measured: bool
+) -> None:
+    control, truth = controller(), CostModel(MEMORY_BOUND)
+    [choice] = control.decide(base_of(1), 1, candidates(control, 1))
+    assert choice.num_drafted
+    for _ in range(PLAIN_EVERY):
+        shape = base_of(1)._replace(num_rows=3, num_logits=3, num_drafted=2, draft_rows=(1, 1))
+        control.observe_step(base_of(1), shape, 1, 3.0, truth.stages(shape))
+    assert control.decide(base_of(1), 1, candidates(control, 1)) == [Choice()]
+    base = base_of(1)._replace(num_rows=1 + num_prompt)
+    control.observe_step(base, base, 1, 1.0, truth.stages(base))
+    [choice] = control.decide(base_of(1), 1, candidates(control, 1))
+    assert (choice.num_drafted > 0) is is_measured
+
+
 def test_prompts_are_caught_up_on_a_few_at_a_time_and_by_promise() -> None:
     control, rng = controller(), random.Random(6)
     for _ in range(40):
@@ -305,6 +350,13 @@ def test_matches_fall_into_cells_by_length() -> None:
     assert [match_cell(length) for length in (2, 3, 4, 5, 7, 8, 15, 16, 40)] == [
         0, 1, 2, 3, 3, 4, 4, 5, 5,
     ]  # fmt: skip
+
+
+def test_a_match_grows_by_one_with_every_token_that_proves_right() -> None:
+    assert match_cells(2, 3) == (0, 1, 2)
+    assert match_cells(5, 5) == (3, 3, 3, 4, 4)
+    assert match_cells(14, 16) == (4, 4, *[5] * 14)
+    assert match_cells(40, 16) == (5,) * 16
 
 
 def test_without_prefill_keeps_forced_drafts() -> None:

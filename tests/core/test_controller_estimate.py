@@ -124,7 +124,7 @@ def test_cells_learn_apart() -> None:
     for _ in range(100):
         estimate.observe(0, is_accepted=False)
         estimate.observe(1, is_accepted=True)
-    first = estimate.survivals(baseline, 0, 2)
+    first = estimate.survivals(baseline, (0, 1))
     assert first[0] < 0.05
     assert first[1] / first[0] > 0.95
-    assert estimate.survivals(baseline, 1, 1)[0] > 0.95
+    assert estimate.survivals(baseline, (1,))[0] > 0.95

@@ -43,6 +43,7 @@ from paceline.core.controller_session import (
     SessionControl,
     Why,
     match_cell,
+    match_cells,
 )
 from paceline.core.controller_words import words
 from paceline.core.events import Gate
@@ -54,8 +55,12 @@ if TYPE_CHECKING:
 
     from paceline.core.cost import CostModel, StageSeconds, StepShape
 
-LEAST_COPY_GAIN = 1.01
+LEAST_COPY_GAIN = 1.03
 PLAIN_EVERY = 256
+"""Plain decoding is measured at least this often while everybody drafts, and more often the less
+drafting gains: a close race needs a sure finish, and a plain step forgoes little there."""
+LEAST_PLAIN_EVERY = 8
+_PLAIN_SHARE = 0.003
 STALL = 1.25
 """Time beyond this times the prediction is the machine's, which plain decoding would not have been
 spared: it is not charged to the ledger. What lies in it of a wrong prediction is charged as soon as
@@ -89,6 +94,7 @@ class Controller:
         self.ledger = Ledger(settings.ledger_steps * full)
         self.num_gate_flips = 0
         self._num_since_plain = 0
+        self._plain_every = PLAIN_EVERY
         self.load_gate = LoadGate(cost, self._model_offer)
         self._sessions: OrderedDict[str, SessionControl] = OrderedDict()
         self._copy_base = Baseline(MATCH_PRIORS, _MATCH_WEIGHT)
@@ -121,7 +127,7 @@ class Controller:
         if not candidates:
             return []
         choices = [PLAIN] * len(candidates)
-        if self._num_since_plain >= PLAIN_EVERY:
+        if self._num_since_plain >= self._plain_every:
             for candidate in candidates:
                 candidate.session.why = Why("refresh")
             return choices
@@ -144,6 +150,7 @@ class Controller:
                 self._say(candidates, Why("ledger", (self.ledger.level, self.ledger.capacity)))
             else:
                 self._fill(choices, candidates, offers, best.counts, base)
+                self._plain_every = _plain_interval(best.rate / plain.rate)
         else:
             for candidate, offer in zip(candidates, offers, strict=True):
                 candidate.session.why = self._why_plain(candidate, offer, base)
@@ -161,11 +168,11 @@ class Controller:
         depth = min(candidate.limit, candidate.copy_tokens, COPY_DEPTH)
         if depth <= 0:
             return _NO_OFFER
-        cell = match_cell(candidate.match_length)
-        session.copy_cell = cell
-        if session.copy_gate.gate is not Gate.ON or not self.offers_copies(cell):
+        cells = match_cells(candidate.match_length, depth)
+        session.match_length = candidate.match_length
+        if session.copy_gate.gate is not Gate.ON or not self.offers_copies(cells[0]):
             return _NO_OFFER
-        return DraftOffer(session.copy_estimate.survivals(self._copy_base, cell, depth))
+        return DraftOffer(session.copy_estimate.survivals(self._copy_base, cells))
 
     def _model_offer(self, candidate: Candidate) -> DraftOffer:
         session = candidate.session
@@ -344,8 +351,8 @@ class Controller:
         if is_due and state.num_examined >= gates.LEAST_EXAMINED:
             acceptance = state.acceptance or 0.0
             if acceptance >= self.min_acceptance + gates.ON_ABOVE:
-                cell = session.copy_cell
-                foretold = session.copy_estimate.survivals(self._copy_base, cell, COPY_DEPTH)
+                cells = match_cells(session.match_length, COPY_DEPTH)
+                foretold = session.copy_estimate.survivals(self._copy_base, cells)
                 gain = steady_gain(
                     foretold, self._steady(without_prefill(base, num_decoding), uses_model=False)
                 )
@@ -408,7 +415,8 @@ class Controller:
         Returns what plain decoding would have taken for it.
         """
         if shape == base:
-            self._num_since_plain = 0
+            if base.num_rows <= num_decoding + base.num_drafted:
+                self._num_since_plain = 0  # with a prompt in it, it tells nothing of decoding alone
             self.ledger = self.ledger.after_plain(measured.total)
             further = 0.0
             if mean_emitted > 1.0:
@@ -472,3 +480,10 @@ class Controller:
 
 
 _NO_OFFER = DraftOffer(())
+
+
+def _plain_interval(gain: float) -> int:
+    """Speculative steps between two plain ones. gain: of drafting, in tokens per second; a plain
+    step forgoes 1 - 1 / gain of one."""
+    forgone = 1.0 - 1.0 / gain if gain > 1.0 else 0.0
+    return min(PLAIN_EVERY, max(LEAST_PLAIN_EVERY, round(forgone / _PLAIN_SHARE)))

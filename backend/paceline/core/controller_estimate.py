@@ -164,18 +164,15 @@ class CellEstimate:
         self._accepted[cell] = self._accepted[cell] * keep + is_accepted
         self._examined[cell] = self._examined[cell] * keep + 1.0
 
-    def survivals(self, baseline: Baseline, cell: int, depth: int) -> list[float]:
-        """As `survivals`, with a match that grows into the next cells."""
+    def survivals(self, baseline: Baseline, cells: Sequence[int]) -> list[float]:
+        """As `survivals`. cells: of the first, second, .. drafted token."""
         result = []
         survival = 1.0
-        last = len(self._accepted) - 1
-        for _ in range(depth):
+        for cell in cells:
             prior = _CELL_PRIOR * baseline.rates[cell]
             rate = (self._accepted[cell] + prior) / (self._examined[cell] + _CELL_PRIOR)
             survival *= _MOST if rate > _MOST else rate
             result.append(survival)
-            if cell < last:
-                cell += 1
         return result
 
 

@@ -44,13 +44,15 @@ _MASK = (1 << WINDOW) - 1
 class GateState(NamedTuple):
     """outcomes: the last examined positions as bits, newest lowest, 1 for accepted; num_examined
     of them, at most 64. pause: tokens to emit before the next probe, counted from `paused_at`: how
-    many the session had emitted when a position was examined last, or a probe failed."""
+    many the session had emitted when a position was examined last, or a probe failed. probed: the
+    acceptance that the last probe found, where it failed and nothing was examined since."""
 
     gate: Gate = Gate.ON
     outcomes: int = 0
     num_examined: int = 0
     pause: int = FIRST_PAUSE
     paused_at: int = 0
+    probed: float | None = None
 
     @property
     def acceptance(self) -> float | None:
@@ -67,7 +69,7 @@ class GateState(NamedTuple):
 
 def record(state: GateState, num_accepted: int, num_examined: int) -> GateState:
     """The window with one round more: num_accepted ones, then a zero if it was rejected."""
-    gate, outcomes, known, pause, paused_at = state
+    gate, outcomes, known, pause, paused_at, _ = state
     bits = ((1 << num_accepted) - 1) << (num_examined - num_accepted)
     outcomes = ((outcomes << num_examined) | bits) & _MASK
     return GateState(gate, outcomes, min(WINDOW, known + num_examined), pause, paused_at)
@@ -89,7 +91,7 @@ def after_round(
     """
     if num_examined == 0:
         return state
-    gate, outcomes, known, pause, _ = state
+    gate, outcomes, known, pause, *_ = state
     bits = ((1 << num_accepted) - 1) << (num_examined - num_accepted)
     outcomes = ((outcomes << num_examined) | bits) & _MASK
     known = min(WINDOW, known + num_examined)
@@ -118,7 +120,7 @@ def after_probe(
     pause = min(LAST_PAUSE, 2 * state.pause)
     if acceptance >= off_below + ON_ABOVE and gain >= LEAST_GAIN:
         return GateState(Gate.ON, pause=pause, paused_at=num_emitted)
-    return state._replace(gate=Gate.OFF, pause=pause, paused_at=num_emitted)
+    return state._replace(gate=Gate.OFF, pause=pause, paused_at=num_emitted, probed=acceptance)
 
 
 def without_result(state: GateState, num_emitted: int) -> GateState:

@@ -70,7 +70,8 @@ class LoadGate:
         if not self.is_open and self._num_since_flip < DWELL:
             return best, copies
         self._num_since_scan += 1
-        interval = 1 if len(candidates) < _MANY else _SCAN_EVERY
+        is_quick = self.is_open and len(candidates) < _MANY
+        interval = 1 if is_quick else _SCAN_EVERY
         if self._num_since_scan < interval:
             return self._as_before(candidates, copies, best) if self.is_open else (best, copies)
         self._num_since_scan = 0
@@ -133,7 +134,7 @@ class LoadGate:
                 continue
             offers[index] = DraftOffer((), uses_model=True, lag=candidate.model_lag)
             counts[index] = depth
-        return Depths(counts, best.tokens, best.seconds), offers
+        return Depths(counts, best.tokens * max(1.0, self._gain), best.seconds), offers
 
     def _flip(self, *, is_open: bool) -> None:
         self.is_open = is_open

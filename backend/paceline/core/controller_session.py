@@ -12,8 +12,9 @@ from paceline.core.request import DrafterKind
 
 MODEL_DEPTH = 6
 COPY_DEPTH = 16
+LONGEST_MATCH = 16
 # n-gram matches by length: 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens.
-_MATCH_CELLS = (0, 0, 0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4)
+_MATCH_CELLS = (0, 0, 0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, *[5] * (COPY_DEPTH + 1))
 MATCH_PRIORS = (0.3, 0.45, 0.55, 0.65, 0.85, 0.93)
 # Greedy, cool, usual and hot sampling, and sampled verification.
 MODEL_PRIORS = (0.65, 0.6, 0.55, 0.4, 0.4)
@@ -31,7 +32,14 @@ def temperature_bucket(temperature: float, *, is_seeded: bool = False) -> int:
 
 def match_cell(match_length: int) -> int:
     """The cell of the n-gram baseline for a match of so many tokens."""
-    return 5 if match_length >= 16 else _MATCH_CELLS[match_length]
+    return _MATCH_CELLS[min(match_length, LONGEST_MATCH)]
+
+
+def match_cells(match_length: int, depth: int) -> tuple[int, ...]:
+    """The cells of a draft of up to `COPY_DEPTH` tokens: each one that proves right makes the
+    match longer by one."""
+    first = min(match_length, LONGEST_MATCH)
+    return _MATCH_CELLS[first : first + depth]
 
 
 class Why(NamedTuple):
@@ -50,7 +58,7 @@ class SessionControl:
     model_gate: GateState = field(default_factory=GateState)
     copy_estimate: CellEstimate = field(default_factory=lambda: CellEstimate(len(MATCH_PRIORS)))
     model_estimate: SessionEstimate = field(default_factory=SessionEstimate)
-    copy_cell: int = 3
+    match_length: int = 5
     model_depth: int = 0
     num_emitted: int = 0
     has_model: bool = False

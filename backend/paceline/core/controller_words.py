@@ -62,7 +62,9 @@ def _closed(session: SessionControl, measured: str) -> str:
     cause = "off: too little was accepted"
     if state.gate is Gate.ON:
         return f"{cause}{measured}"
-    if state.acceptance is not None and state.gate is Gate.OFF:
+    if state.probed is not None:
+        measured = f"; the last probe found {state.probed:.2f}"
+    elif state.acceptance is not None and state.gate is Gate.OFF:
         measured = f"; {_measured(state.acceptance, state.num_examined)}"
     left = max(0, state.pause - (session.num_emitted - state.paused_at))
     probe = f"next probe in {_tokens(left)}" if left else "a probe is due"
