@@ -92,10 +92,10 @@ class Cell:
         prompts = prompts_of(self._codec, self.workload, self.num_sessions, number)
         key = f"{self.workload.name}/{self.num_sessions}/{name}"
         sampling = self.workload.sampling
-        gate = self._controller.min_acceptance
-        self._controller.min_acceptance = 0.0 if name == NO_GATE else gate
+        gate = self._controller.acceptances.min_acceptance
+        self._controller.acceptances.min_acceptance = 0.0 if name == NO_GATE else gate
         turn = loop.run(self._columns[name], prompts, sampling, key, seconds)
-        self._controller.min_acceptance = gate
+        self._controller.acceptances.min_acceptance = gate
         return turn
 
     @property

@@ -23,7 +23,7 @@ from paceline.core.controller_depth import (
     without_prefill,
 )
 from paceline.core.controller_ledger import TOLERANCE, plain_equivalent
-from paceline.core.controller_session import COPY_DEPTH, MODEL_DEPTH, match_cell
+from paceline.core.controller_session import COPY_DEPTH, MODEL_DEPTH
 from paceline.core.cost import CostModel, CostTable, Curve, StageSeconds, StepShape
 from paceline.core.events import Gate, StepTimes
 from paceline.core.limits import EngineLimits
@@ -362,7 +362,7 @@ class Simulation:
                 self.now += 0.01
                 continue
             self._step()
-        self.report.gate_flips = self.controller.num_gate_flips
+        self.report.gate_flips = self.controller.acceptances.num_gate_flips
         self.report.load_flips = self.controller.load_gate.num_flips
         return self.report
 
@@ -660,7 +660,7 @@ class Simulation:
         session = self.adaptive.session(sequence)
         copies = None
         if self.drafter.offer(sequence)[0] and left > 0:
-            is_offered = self.controller.offers_copies(match_cell(text.match_length))
+            is_offered = self.controller.acceptances.offers_copies(text.match_length)
             if not is_gated or (session.copy_gate.gate is Gate.ON and is_offered):
                 copies = (text.copy_survivals()[:left], False)
         model = None

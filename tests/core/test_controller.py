@@ -90,7 +90,7 @@ def step(
         if choice.num_drafted:
             chain = [float(i < accepted) for i in range(choice.num_drafted)]
             examined = min(accepted + 1, choice.num_drafted)
-            control.observe_model_round(candidate.session, 0, chain, accepted, examined)
+            control.acceptances.observe_model_round(candidate.session, 0, chain, accepted, examined)
         control.observe_tokens(candidate.session, accepted + 1)
     shape = base._replace(
         num_rows=count + drafted,
@@ -195,7 +195,7 @@ def test_look_ups_switch_off_by_shadow_and_come_back() -> None:
     assert "; acceptance 0." in reason
     emit(True, 120)
     assert copy_gate(session) is Gate.ON
-    assert control.num_gate_flips == 2
+    assert control.acceptances.num_gate_flips == 2
 
 
 def test_a_probe_follows_the_pause_and_its_result_decides() -> None:
@@ -203,7 +203,7 @@ def test_a_probe_follows_the_pause_and_its_result_decides() -> None:
         control = controller()
         session = control.session("s0")
         for _ in range(24):
-            control.observe_model_round(session, 0, [0.0], 0, 1)
+            control.acceptances.observe_model_round(session, 0, [0.0], 0, 1)
         assert model_gate(session) is Gate.OFF
         offered = candidates(control, 1, model_lag=40)
         assert control.decide(base_of(1), 1, offered) == [Choice()]
@@ -226,7 +226,7 @@ def test_no_probe_where_even_a_good_draft_would_not_pay() -> None:
     control = controller(COMPUTE_BOUND)
     session = control.session("s0")
     for _ in range(24):
-        control.observe_model_round(session, 0, [0.0], 0, 1)
+        control.acceptances.observe_model_round(session, 0, [0.0], 0, 1)
     control.observe_tokens(session, 1000)
     [choice] = control.decide(base_of(40), 40, candidates(control, 1))
     assert choice == Choice()
@@ -237,7 +237,7 @@ def test_a_probe_that_scored_next_to_nothing_proves_nothing() -> None:
     control = controller()
     session = control.session("s0")
     for _ in range(24):
-        control.observe_model_round(session, 0, [0.0], 0, 1)
+        control.acceptances.observe_model_round(session, 0, [0.0], 0, 1)
     control.observe_tokens(session, 64)
     control.decide(base_of(1), 1, candidates(control, 1))
     control.observe_probe(session, 0, [1.0] * 3, base_of(1), 1)

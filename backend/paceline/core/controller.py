@@ -6,6 +6,8 @@
                    for the draft model with hysteresis                      controller_load
     ledger         for the server: never more than 3 % and a little         controller_ledger
 
+What acceptance is reckoned with is learnt from every step, in controller_acceptance.
+
 Deterministic and without a clock: what it decides follows from what it was told, so any run can be
 replayed. Decisions are made before drafting, from the data of earlier steps and from committed
 tokens alone; a drafted token never influences how many are drafted.
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core import controller_gate as gates
+from paceline.core.controller_acceptance import Acceptances
 from paceline.core.controller_depth import (
     Depths,
     DraftOffer,
@@ -28,22 +31,16 @@ from paceline.core.controller_depth import (
     steady_seconds,
     without_prefill,
 )
-from paceline.core.controller_estimate import Baseline, survivals
-from paceline.core.controller_gate import GateState
 from paceline.core.controller_ledger import Ledger, PlainSeconds, plain_equivalent
 from paceline.core.controller_load import LoadGate
 from paceline.core.controller_session import (
     COPY_DEPTH,
-    MATCH_PRIORS,
     MODEL_DEPTH,
-    MODEL_PRIORS,
     PLAIN,
     Candidate,
     Choice,
     SessionControl,
     Why,
-    match_cell,
-    match_cells,
 )
 from paceline.core.controller_words import words
 from paceline.core.events import Gate
@@ -68,10 +65,8 @@ the cost model has followed, within a few steps."""
 _CATCH_UP_LAG = 64
 _HORIZON = 32
 _SCORED = 64
-_LEAST_SCORED = 8
 _MAX_SESSIONS = 4096
 _HOPEFUL = 0.8
-_MATCH_WEIGHT = 24.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +84,13 @@ class Controller:
 
     def __init__(self, cost: CostModel, settings: ControllerSettings) -> None:
         self.cost = cost
-        self.min_acceptance = settings.min_acceptance
+        self.acceptances = Acceptances(settings.min_acceptance)
         full = cost.target_seconds(settings.max_sequences, 0, settings.max_sequences)
         self.ledger = Ledger(settings.ledger_steps * full)
-        self.num_gate_flips = 0
         self._num_since_plain = 0
         self._plain_every = PLAIN_EVERY
         self.load_gate = LoadGate(cost, self._model_offer)
         self._sessions: OrderedDict[str, SessionControl] = OrderedDict()
-        self._copy_base = Baseline(MATCH_PRIORS, _MATCH_WEIGHT)
-        self._model_base = Baseline(
-            [prior for prior in MODEL_PRIORS for _ in range(MODEL_DEPTH)], gates.LEAST_EXAMINED
-        )
 
     def session(self, key: str) -> SessionControl:
         """The session's state, made at first sight; the least recently used ones are forgotten."""
@@ -157,22 +147,16 @@ class Controller:
         self._probe(base, num_decoding, candidates, choices, plain)
         return choices
 
-    def offers_copies(self, cell: int) -> bool:
-        """Whether matches of this length are right often enough, over all sessions, to be drafts
-        at all; only such ones count for the gate."""
-        return self._copy_base.rates[cell] >= self.min_acceptance
-
     def _copy_offer(self, candidate: Candidate) -> DraftOffer:
         session = candidate.session
         session.has_model = candidate.model_tokens > 0
         depth = min(candidate.limit, candidate.copy_tokens, COPY_DEPTH)
         if depth <= 0:
             return _NO_OFFER
-        cells = match_cells(candidate.match_length, depth)
-        session.match_length = candidate.match_length
-        if session.copy_gate.gate is not Gate.ON or not self.offers_copies(cells[0]):
+        length = session.match_length = candidate.match_length
+        if session.copy_gate.gate is not Gate.ON or not self.acceptances.offers_copies(length):
             return _NO_OFFER
-        return DraftOffer(session.copy_estimate.survivals(self._copy_base, cells))
+        return DraftOffer(self.acceptances.copy_survivals(session, length, depth))
 
     def _model_offer(self, candidate: Candidate) -> DraftOffer:
         session = candidate.session
@@ -180,20 +164,20 @@ class Controller:
         if depth <= 0 or session.model_gate.gate is not Gate.ON:
             return _NO_OFFER
         return DraftOffer(
-            self._model_survivals(session, candidate.temperature, depth),
+            self.acceptances.model_survivals(session, candidate.temperature, depth),
             uses_model=True,
             lag=candidate.model_lag,
             horizon=max(1, min(_HORIZON, candidate.num_remaining // 2)),
         )
 
-    def _model_survivals(self, session: SessionControl, bucket: int, depth: int) -> list[float]:
-        first = bucket * MODEL_DEPTH
-        last = first + MODEL_DEPTH - 1
-        return survivals(session.model_estimate, self._model_base, first, depth, last)
-
-    def _steady(self, decoding: StepShape, *, uses_model: bool) -> list[float]:
+    def _steady_gain(
+        self, foretold: Sequence[float], base: StepShape, num_decoding: int, *, uses_model: bool
+    ) -> float:
+        """Of drafting in every step, if all sessions' drafts survived like this."""
         depth = MODEL_DEPTH if uses_model else COPY_DEPTH
-        return steady_seconds(self.cost, decoding, depth, uses_model=uses_model)
+        decoding = without_prefill(base, num_decoding)
+        seconds = steady_seconds(self.cost, decoding, depth, uses_model=uses_model)
+        return steady_gain(foretold, seconds)
 
     def _fill(
         self,
@@ -235,9 +219,8 @@ class Controller:
         """Whether a high acceptance would pay in this step, so that a low one is to blame."""
         depth = MODEL_DEPTH if self.cost.has_draft else COPY_DEPTH
         hopes = [_HOPEFUL**gamma for gamma in range(1, depth + 1)]
-        decoding = without_prefill(base, base.num_sequences)
-        seconds = self._steady(decoding, uses_model=self.cost.has_draft)
-        return steady_gain(hopes, seconds) >= gates.LEAST_GAIN
+        gain = self._steady_gain(hopes, base, base.num_sequences, uses_model=self.cost.has_draft)
+        return gain >= gates.LEAST_GAIN
 
     @staticmethod
     def _say(candidates: Iterable[Candidate], why: Why) -> None:
@@ -282,45 +265,6 @@ class Controller:
 
     # After a step
 
-    def observe_model_round(
-        self,
-        session: SessionControl,
-        bucket: int,
-        chain: Sequence[float],
-        num_accepted: int,
-        num_examined: int,
-    ) -> None:
-        """A draft of the model was verified.
-
-        chain: see `controller_estimate`. num_accepted, num_examined: by the token rule.
-        """
-        before = 1.0
-        accepted = expected = examined = 0.0
-        cell = bucket * MODEL_DEPTH
-        rates = self._model_base.rates
-        for survival in chain:
-            expected += before * rates[cell]
-            examined += before
-            accepted += survival
-            self._model_base.observe(cell, survival, before)
-            if survival <= 0.0:
-                break
-            before = survival
-            if cell < bucket * MODEL_DEPTH + MODEL_DEPTH - 1:
-                cell += 1
-        session.model_estimate.observe(accepted, expected, examined)
-        self._set_model_gate(
-            session,
-            gates.after_round(
-                session.model_gate,
-                num_accepted,
-                num_examined,
-                session.num_emitted,
-                self._model_base.rates[bucket * MODEL_DEPTH],
-                self.min_acceptance,
-            ),
-        )
-
     def observe_copies(
         self,
         session: SessionControl,
@@ -330,42 +274,11 @@ class Controller:
     ) -> None:
         """Emitted tokens for which the n-gram look-up had an answer: (length of the match, whether
         the token was the one that it foretold). It makes no difference whether it was drafted."""
-        state = session.copy_gate
-        for match_length, is_hit in scored:
-            cell = match_cell(match_length)
-            session.copy_estimate.observe(cell, is_hit)
-            self._copy_base.observe(cell, float(is_hit), 1.0)
-            if self.offers_copies(cell):
-                if state.gate is Gate.ON:
-                    state = gates.after_round(
-                        state,
-                        int(is_hit),
-                        1,
-                        session.num_emitted,
-                        self._copy_base.rates[cell],
-                        self.min_acceptance,
-                    )
-                else:
-                    state = gates.record(state, int(is_hit), 1)
-        is_due = state.gate is Gate.OFF and state.is_probe_due(session.num_emitted)
-        if is_due and state.num_examined >= gates.LEAST_EXAMINED:
-            acceptance = state.acceptance or 0.0
-            if acceptance >= self.min_acceptance + gates.ON_ABOVE:
-                cells = match_cells(session.match_length, COPY_DEPTH)
-                foretold = session.copy_estimate.survivals(self._copy_base, cells)
-                gain = steady_gain(
-                    foretold, self._steady(without_prefill(base, num_decoding), uses_model=False)
-                )
-                if gain >= gates.LEAST_GAIN:
-                    # Scoring it is free, so a probe that fails is no reason to wait longer.
-                    state = gates.after_probe(
-                        state, acceptance, gain, session.num_emitted, self.min_acceptance
-                    )
-        if state.gate is not session.copy_gate.gate:
-            self.num_gate_flips += 1
-            if state.gate is Gate.OFF:
-                state = GateState(Gate.OFF, pause=state.pause, paused_at=state.paused_at)
-        session.copy_gate = state
+
+        def gain(foretold: Sequence[float]) -> float:
+            return self._steady_gain(foretold, base, num_decoding, uses_model=False)
+
+        self.acceptances.observe_copies(session, scored, gain)
 
     def observe_probe(
         self,
@@ -377,24 +290,11 @@ class Controller:
     ) -> None:
         """The draft model caught up. accept_probs: for each scored token min(1, draft / target) of
         its probability, whose mean is the acceptance that drafting would have had."""
-        if len(accept_probs) < _LEAST_SCORED:
-            session.model_gate = gates.without_result(session.model_gate, session.num_emitted)
-            return
-        acceptance = sum(accept_probs) / len(accept_probs)
-        rate = self._model_base.rates[bucket * MODEL_DEPTH]
-        session.model_estimate.observe(
-            sum(accept_probs), rate * len(accept_probs), float(len(accept_probs))
-        )
-        foretold = self._model_survivals(session, bucket, MODEL_DEPTH)
-        gain = steady_gain(
-            foretold, self._steady(without_prefill(base, num_decoding), uses_model=True)
-        )
-        self._set_model_gate(
-            session,
-            gates.after_probe(
-                session.model_gate, acceptance, gain, session.num_emitted, self.min_acceptance
-            ),
-        )
+
+        def gain(foretold: Sequence[float]) -> float:
+            return self._steady_gain(foretold, base, num_decoding, uses_model=True)
+
+        self.acceptances.observe_probe(session, bucket, accept_probs, gain)
 
     def observe_tokens(self, session: SessionControl, num_emitted: int) -> None:
         """Tokens were emitted: pauses run on. Call it after the other observations of the step."""
@@ -432,11 +332,6 @@ class Controller:
         self.cost.observe(shape, measured)
         return PlainSeconds(plain, alone)
 
-    def _set_model_gate(self, session: SessionControl, state: GateState) -> None:
-        if state.gate is not session.model_gate.gate and state.gate is not Gate.PROBING:
-            self.num_gate_flips += 1
-        session.model_gate = state
-
     # Telling
 
     def acceptance(self, session: SessionControl) -> tuple[float | None, int]:
@@ -470,7 +365,7 @@ class Controller:
         factor = self.cost.draft_factor
         draft_slope = (passes.at(further) - passes.at(rows)) / (further - rows) * factor
         batch = break_even_batch(
-            self._model_base.rates[2 * MODEL_DEPTH] if self.cost.has_draft else MATCH_PRIORS[3],
+            self.acceptances.usual(is_model=self.cost.has_draft),
             fixed_seconds=max(0.0, at_rows - slope * rows),
             row_seconds=slope,
             draft_fixed_seconds=max(0.0, passes.at(rows) * factor - draft_slope * rows),

@@ -308,7 +308,7 @@ class AdaptivePolicy:
 
     @property
     def num_flips(self) -> tuple[int, int]:
-        return self.controller.num_gate_flips, self.controller.load_gate.num_flips
+        return self.controller.acceptances.num_gate_flips, self.controller.load_gate.num_flips
 
     def release(self, sequence: Sequence) -> None:
         self._chosen.pop(sequence.request_id, None)
@@ -347,7 +347,7 @@ class AdaptivePolicy:
         if choice is not None and choice.drafter is DrafterKind.MODEL and not outcome.is_forced:
             bucket = _bucket(sequence)
             if outcome.num_drafted:
-                controller.observe_model_round(
+                controller.acceptances.observe_model_round(
                     session, bucket, outcome.survival, outcome.num_passed, outcome.num_examined
                 )
             elif choice.num_scored and sequence.num_draft_lag <= outcome.num_committed:
