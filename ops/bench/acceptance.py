@@ -39,7 +39,7 @@ from paceline.core.request import (  # noqa: E402
     SamplingParams,
     Speculation,
 )
-from paceline.model.draft_folder import DraftDescription  # noqa: E402
+from paceline.model.draft_folder import OUTPUT_IDS, DraftDescription  # noqa: E402
 
 if TYPE_CHECKING:
     from paceline.composition import Models
@@ -111,7 +111,7 @@ def drafted_ids(models: Models) -> frozenset[int] | None:
     if not isinstance(models.draft, DraftDescription):
         return None
     with safe_open(models.draft.folder / "model.safetensors", "pt") as weights:
-        return frozenset(weights.get_tensor("output_ids").tolist())
+        return frozenset(weights.get_tensor(OUTPUT_IDS).tolist())
 
 
 def measure(

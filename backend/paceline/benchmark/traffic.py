@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from paceline_client import ResponseStream, Session
     from paceline_protocol.responses import PacelineSummary, Response
 
+_CANCELLED = "it was cancelled"
+
 
 @dataclass(slots=True)
 class Answer:
@@ -131,7 +133,8 @@ async def _closed_loop(load: ClosedLoop, target: Target) -> list[Answer]:
                 index = number + turn % load.requests * load.sessions
                 again = replace(target, tag=f"{target.tag}{turn} ") if target.tag else target
                 answer = await _ask(session, again, index, time.perf_counter(), running)
-                if answer.error is not None and num_busy:
+                was_stopped = answer.error == _CANCELLED and not num_busy
+                if answer.error is not None and not was_stopped:
                     answers.append(answer)
                     break  # nothing to keep up a load with
                 answer.error, answer.is_extra = None, True
@@ -212,7 +215,7 @@ async def _ask(
         _note(answer, response)
     is_whole = response is not None and response.status in ("completed", "incomplete")
     if answer.error is None and not is_whole:
-        answer.error = "it was cancelled"
+        answer.error = _CANCELLED
     return answer
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FORMAT = "paceline-draft-1"
-_OUTPUT_IDS = "output_ids"
+OUTPUT_IDS = "output_ids"
 _SAMPLED_ROWS = 64
 _log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def load_draft(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"{path} cannot be read: {error}", field="draft") from error
-    output_ids = tensors.pop(_OUTPUT_IDS, torch.empty(0)).long()
+    output_ids = tensors.pop(OUTPUT_IDS, torch.empty(0)).long()
     if len(output_ids) != description.config.num_output_ids:
         raise ModelError(
             f"{path} has {len(output_ids)} output ids, its config.json says "
@@ -174,7 +174,7 @@ def save_draft(
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in module.state_dict().items()
     }
-    weights[_OUTPUT_IDS] = output_ids.to("cpu", torch.int32)
+    weights[OUTPUT_IDS] = output_ids.to("cpu", torch.int32)
     partial = folder / "model.safetensors.partial"
     save_file(weights, partial, {"format": "pt"})
     config = {
