@@ -51,7 +51,8 @@ inline float widen(uint16_t bits) {
 
 inline float widen(float value) { return value; }
 
-// The lowest index of the highest entry. Blocks are compared first, so that vectors fit.
+// The lowest index of the highest entry. Groups are compared first, so that vectors fit; of floats
+// a compiler makes them only if it is told that the order of comparisons does not matter.
 template <typename T>
 int64_t argmax_of(const T* logits, int64_t width) {
   float peak = -INFINITY;
@@ -59,6 +60,7 @@ int64_t argmax_of(const T* logits, int64_t width) {
   for (int64_t start = 0; start < width; start += kGroup) {
     const int64_t end = std::min(start + kGroup, width);
     float highest = -INFINITY;
+#pragma omp simd reduction(max : highest)
     for (int64_t i = start; i < end; ++i) {
       const float value = widen(logits[i]);
       highest = value > highest ? value : highest;
