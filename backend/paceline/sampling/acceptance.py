@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from paceline.sampling.draws import draw_tokens
-from paceline.sampling.native import settle_rounds
+from paceline.sampling.native import match_rounds, settle_rounds
 from paceline.sampling.rows import Rows, row_sums
 
 if TYPE_CHECKING:
@@ -236,7 +236,8 @@ def draw(law: AcceptanceLaw, accept: Tensor, residual: Tensor, bonus: Tensor) ->
     survival = torch.where(law.is_block[:, None], law.chain[:, 1:], law.token_probs.cumprod(1))
     rows = drafted.tensor(drafted.first_rows) + num_accepted
     next_prob = law.target.probability(rows, next_token)
-    return _acceptance(num_accepted, next_token, num_passed, survival, next_prob, drafted)
+    outcome = _fields(num_accepted, next_token, num_passed, survival, drafted)
+    return Acceptance(*(*outcome, next_prob))
 
 
 def settle(
@@ -263,39 +264,45 @@ def matching_acceptance(samples: Tensor, drafted: Drafted, target: Rows | None) 
     samples: int64 [R]; the highest token of a greedy row, the sample of a seeded one.
     target: what they were sampled from; None for greedy rows, which are one-hot.
     """
+    matched = match_rounds(samples, drafted)
+    if matched is None:
+        matched = _match(samples, drafted)
+    num_accepted, next_token = matched[:2]
+    if target is None:
+        next_prob = torch.ones_like(next_token, dtype=torch.float64)
+    else:
+        last = drafted.tensor(drafted.first_rows) + num_accepted
+        next_prob = target.probability(last, next_token)
+    return Acceptance(*(*matched, next_prob))
+
+
+def _match(samples: Tensor, drafted: Drafted) -> tuple[Tensor, ...]:
+    """As `native.match_rounds`."""
     depth = drafted.depth
-    first = drafted.tensor(drafted.first_rows)
     is_drafted = drafted.is_drafted
     rows = np.where(is_drafted, drafted.first_rows[:, None] + np.arange(depth), 0)
     matches = drafted.tensor(is_drafted) & (samples[drafted.tensor(rows)] == drafted.draft_ids)
     num_accepted = _leading(matches)
-    last = first + num_accepted
-    next_token = samples[last]
+    next_token = samples[drafted.tensor(drafted.first_rows) + num_accepted]
     survival = matches.to(torch.float64).cumprod(1)
-    if target is None:
-        next_prob = torch.ones_like(next_token, dtype=torch.float64)
-    else:
-        next_prob = target.probability(last, next_token)
-    return _acceptance(num_accepted, next_token, num_accepted, survival, next_prob, drafted)
+    return _fields(num_accepted, next_token, num_accepted, survival, drafted)
 
 
-def _acceptance(
+def _fields(
     num_accepted: Tensor,
     next_token: Tensor,
     num_passed: Tensor,
     survival: Tensor,
-    next_prob: Tensor,
     drafted: Drafted,
-) -> Acceptance:
+) -> tuple[Tensor, ...]:
+    """Those of an `Acceptance` in their order, but for the last one."""
     num_drafted = drafted.tensor(drafted.num_drafted)
     source = torch.where(
         num_accepted == num_drafted, int(NextSource.BONUS), int(NextSource.RESIDUAL)
     )
     source = torch.where(num_drafted == 0, int(NextSource.PLAIN), source)
     num_examined = torch.minimum(num_passed + 1, num_drafted)
-    return Acceptance(
-        num_accepted, next_token, source, num_examined, num_passed, survival, next_prob
-    )
+    return num_accepted, next_token, source, num_examined, num_passed, survival
 
 
 def _leading(passes: Tensor) -> Tensor:

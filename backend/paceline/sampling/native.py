@@ -73,28 +73,29 @@ def _library() -> ctypes.CDLL | None:
     return open_library(
         _SOURCE,
         {
-            "paceline_argmax": (*ROWS, POINTER, INT),
+            "paceline_highest": (*ROWS, POINTER, POINTER, INT),
             "paceline_weigh": (*ROWS, *(POINTER,) * 4, INT),
             "paceline_keep_likely": (*ROWS, *(POINTER,) * 7, INT),
             "paceline_uniforms": (*(POINTER,) * 4, LONG, POINTER),
             "paceline_settle": (POINTER, INT),
+            "paceline_match": (*(POINTER,) * 4, LONG, LONG, POINTER, POINTER),
             "paceline_inverse_cdf": (POINTER, LONG, LONG, POINTER, POINTER),
         },
     )
 
 
-def argmax_of(logits: Tensor) -> Tensor | None:
-    """The lowest index of the highest logit of each row [R, V]: int64 [R]."""
+def highest_of(logits: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The lowest index of the highest logit of each row [R, V], int64 [R], and that logit, float32
+    [R]: NaN, and any index, where the row holds one."""
     library = _library() if serves(logits) else None
     if library is None:
         return None
     places = torch.empty(len(logits), dtype=torch.int64)
-    library.paceline_argmax(
-        *row_arguments(logits),
-        places.data_ptr(),
-        torch.get_num_threads(),
+    peaks = torch.empty(len(logits), dtype=torch.float32)
+    library.paceline_highest(
+        *row_arguments(logits), places.data_ptr(), peaks.data_ptr(), torch.get_num_threads()
     )
-    return places
+    return places, peaks
 
 
 def weigh_rows(
@@ -190,6 +191,31 @@ def inverse_cdf_of(weights: Tensor, uniforms: Tensor) -> Tensor | None:
         weights.data_ptr(), num_rows, width, uniforms.data_ptr(), out.data_ptr()
     )
     return out
+
+
+def match_rounds(samples: Tensor, drafted: Drafted) -> tuple[Tensor, ...] | None:
+    """`acceptance.matching_acceptance` in one pass, but for the last field of an `Acceptance`: all
+    others in their order."""
+    library = None if samples.is_cuda else _library()
+    if library is None:
+        return None
+    samples, draft_ids = samples.contiguous(), drafted.draft_ids.contiguous()
+    num_drafted = np.ascontiguousarray(drafted.num_drafted)
+    first_rows = np.ascontiguousarray(drafted.first_rows)
+    num_sequences, depth = draft_ids.shape
+    counts = np.empty((5, num_sequences), dtype=np.int64)
+    survival = np.empty((num_sequences, depth), dtype=np.float64)
+    library.paceline_match(
+        samples.data_ptr(),
+        draft_ids.data_ptr(),
+        num_drafted.ctypes.data,
+        first_rows.ctypes.data,
+        num_sequences,
+        depth,
+        counts.ctypes.data,
+        survival.ctypes.data,
+    )
+    return tuple(torch.from_numpy(part) for part in (*counts, survival))
 
 
 def settle_rounds(

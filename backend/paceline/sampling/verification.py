@@ -6,6 +6,7 @@ probability, truncated ones only their surviving tokens, and only what is left t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from paceline.sampling.acceptance import (
     settle,
 )
 from paceline.sampling.draws import inverse_cdf, race
+from paceline.sampling.native import highest_of
 from paceline.sampling.randomness import Purpose, uniforms
 from paceline.sampling.rows import Rows
 from paceline.sampling.warping import (
@@ -85,14 +87,15 @@ def verify(
         drafted, params, keys: of the B sequences.
         sampled_rule: see `rule_of`.
     """
-    peaks = logits.amax(-1)
-    is_finite = torch.isfinite(peaks)
+    found = highest_of(logits)
+    places, peaks = (None, logits.amax(-1)) if found is None else found
     is_usable = torch.ones(len(params), dtype=torch.bool, device=logits.device)
-    if not bool(is_finite.all()):
+    if not all(map(math.isfinite, peaks.tolist())):
+        is_finite = torch.isfinite(peaks)
         owner = np.repeat(np.arange(len(params)), drafted.num_drafted + 1)
         is_usable[drafted.tensor(owner)[~is_finite]] = False
         logits = torch.where(is_finite[:, None], logits, 0)
-        peaks = torch.where(is_finite, peaks, 0)
+        places, peaks = None, torch.where(is_finite, peaks, 0)
     has_rows = (drafted.row_index >= 0) | ~drafted.is_drafted
     has_rows = has_rows.all(1) & (drafted.num_drafted > 0)
     rules = [rule_of(p, bool(h), sampled_rule) for p, h in zip(params, has_rows, strict=True)]
@@ -104,14 +107,19 @@ def verify(
     for (kind, _), listed in groups.items():
         members = np.array(listed)
         if len(groups) == 1:
-            part, rows, highest = drafted, logits, peaks
+            part, rows, highest, tokens = drafted, logits, peaks, places
         else:
             part, packed = _select(drafted, members)
             at = drafted.tensor(packed)
             rows, highest = logits[at], peaks[at]
+            tokens = None if places is None else places[at]
+        if kind is AcceptRule.GREEDY:
+            tokens = argmax_lowest(rows) if tokens is None else tokens
+            outcomes.append(matching_acceptance(tokens, part, None))
+            continue
         chosen = [params[index] for index in listed]
         outcomes.append(
-            _verify_alike(kind, rows, highest, part, chosen, keys.take(members), is_block[members])
+            _verify_drawn(kind, rows, highest, part, chosen, keys.take(members), is_block[members])
         )
     return _join(outcomes, [np.array(listed) for listed in groups.values()]), is_usable
 
@@ -127,7 +135,7 @@ def _group(
     return groups
 
 
-def _verify_alike(
+def _verify_drawn(
     rule: AcceptRule,
     logits: Tensor,
     peaks: Tensor,
@@ -136,9 +144,7 @@ def _verify_alike(
     keys: NoiseKeys,
     is_block: npt.NDArray[np.bool_],
 ) -> Acceptance:
-    """`verify` for sequences of one kind: all greedy, or all seeded or not and cut alike."""
-    if rule is AcceptRule.GREEDY:
-        return matching_acceptance(argmax_lowest(logits), drafted, None)
+    """`verify` for sampled sequences of one kind: all seeded or none, and cut alike."""
     owner = np.repeat(np.arange(len(params)), drafted.num_drafted + 1)
     parameters = WarpParameters.of(params, logits.device).take(drafted.tensor(owner))
     target = warp(logits, parameters, peaks)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.sampling.candidates import Candidates, above, candidates, falling, first_true
-from paceline.sampling.native import argmax_of, keep_likely, weigh_rows
+from paceline.sampling.native import highest_of, keep_likely, weigh_rows
 from paceline.sampling.rows import Rows, row_sums
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ def truncation_of(params: SamplingParams) -> Truncation:
 
 def argmax_lowest(logits: Tensor) -> Tensor:
     """Index of the highest logit of each row [R, V] -> int64 [R]; the lowest index on ties."""
-    found = argmax_of(logits)
-    return first_true(logits == logits.amax(-1, keepdim=True)) if found is None else found
+    found = highest_of(logits)
+    return first_true(logits == logits.amax(-1, keepdim=True)) if found is None else found[0]
 
 
 def warp(logits: Tensor, parameters: WarpParameters, peaks: Tensor | None = None) -> Rows:

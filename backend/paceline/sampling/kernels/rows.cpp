@@ -51,36 +51,43 @@ inline float widen(uint16_t bits) {
 
 inline float widen(float value) { return value; }
 
-// The lowest index of the highest entry. Groups are compared first, so that vectors fit; of floats
-// a compiler makes them only if it is told that the order of comparisons does not matter.
+// The lowest index of the highest entry, and that entry; NaN if there is one in the row. Groups are
+// compared first, so that vectors fit; of floats a compiler makes them only if it is told that the
+// order of comparisons does not matter.
 template <typename T>
-int64_t argmax_of(const T* logits, int64_t width) {
-  float peak = -INFINITY;
+int64_t highest_of(const T* logits, int64_t width, float* peak) {
+  *peak = -INFINITY;
   int64_t at = 0;
+  int32_t is_broken = 0;
   for (int64_t start = 0; start < width; start += kGroup) {
     const int64_t end = std::min(start + kGroup, width);
     float highest = -INFINITY;
-#pragma omp simd reduction(max : highest)
+#pragma omp simd reduction(max : highest) reduction(| : is_broken)
     for (int64_t i = start; i < end; ++i) {
       const float value = widen(logits[i]);
       highest = value > highest ? value : highest;
+      is_broken |= value != value;
     }
-    if (highest > peak) {
-      peak = highest;
+    if (highest > *peak) {
+      *peak = highest;
       at = start;
     }
   }
-  if (peak == -INFINITY) return 0;
-  while (widen(logits[at]) != peak) ++at;
+  if (is_broken) {
+    *peak = NAN;
+    return 0;
+  }
+  if (*peak == -INFINITY) return 0;
+  while (widen(logits[at]) != *peak) ++at;
   return at;
 }
 
 template <typename T>
-void argmax(const T* logits, int64_t stride, int64_t num_rows, int64_t width, int64_t* places,
-            int num_threads) {
+void highest(const T* logits, int64_t stride, int64_t num_rows, int64_t width, int64_t* places,
+             float* peaks, int num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_rows * width >= kWorthThreads)
   for (int64_t row = 0; row < num_rows; ++row)
-    places[row] = argmax_of(logits + row * stride, width);
+    places[row] = highest_of(logits + row * stride, width, peaks + row);
 }
 
 // Weights of one row into `weights`, or nowhere with a null pointer; returns their sum.
@@ -430,6 +437,29 @@ void paceline_settle(const PacelineRound* round, int num_threads) {
   }
 }
 
+// Rounds in which every row has one token of its own: samples [rows]; the drafts of a sequence are
+// accepted while they are these. Sequences lie `depth` apart in draft_ids and survival. counts: the
+// integers of an outcome one after the other, num_sequences each, in the order of `PacelineRound`.
+void paceline_match(const int64_t* samples, const int64_t* draft_ids, const int64_t* num_drafted,
+                    const int64_t* first_rows, int64_t num_sequences, int64_t depth,
+                    int64_t* counts, double* survival) {
+  for (int64_t sequence = 0; sequence < num_sequences; ++sequence) {
+    const int64_t n = num_drafted[sequence];
+    const int64_t* own = samples + first_rows[sequence];
+    const int64_t* drafts = draft_ids + sequence * depth;
+    int64_t accepted = 0;
+    while (accepted < n && own[accepted] == drafts[accepted]) ++accepted;
+    int64_t* out = counts + sequence;
+    out[0] = accepted;
+    out[num_sequences] = own[accepted];
+    out[2 * num_sequences] = n == 0 ? 0 : accepted == n ? 2 : 1;
+    out[3 * num_sequences] = accepted < n ? accepted + 1 : n;
+    out[4 * num_sequences] = accepted;
+    for (int64_t place = 0; place < depth; ++place)
+      survival[sequence * depth + place] = place < accepted ? 1.0 : 0.0;
+  }
+}
+
 // An index of each row of `weights` [num_rows, width].
 void paceline_inverse_cdf(const float* weights, int64_t num_rows, int64_t width,
                           const double* uniforms, int64_t* out) {
@@ -450,13 +480,14 @@ void paceline_uniforms(const uint64_t* seeds, const uint64_t* positions, const u
   }
 }
 
-// The lowest index of the highest logit of each row; any index where there is a NaN.
-void paceline_argmax(const void* logits, int is_bfloat16, int64_t stride, int64_t num_rows,
-                     int64_t width, int64_t* places, int num_threads) {
+// The lowest index of the highest logit of each row, and that logit; NaN where a row holds one.
+void paceline_highest(const void* logits, int is_bfloat16, int64_t stride, int64_t num_rows,
+                      int64_t width, int64_t* places, float* peaks, int num_threads) {
   if (is_bfloat16)
-    argmax(static_cast<const uint16_t*>(logits), stride, num_rows, width, places, num_threads);
+    highest(static_cast<const uint16_t*>(logits), stride, num_rows, width, places, peaks,
+            num_threads);
   else
-    argmax(static_cast<const float*>(logits), stride, num_rows, width, places, num_threads);
+    highest(static_cast<const float*>(logits), stride, num_rows, width, places, peaks, num_threads);
 }
 
 // exp((logit - peak) * inverse) of each entry and the sum of each row. weights may be null.
