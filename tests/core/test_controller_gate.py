@@ -141,7 +141,16 @@ def test_back_on_needs_half_accepted_and_five_percent(
 ) -> None:
     state = gates.begin_probe(rounds(GateState(), [0] * 24))
     assert state.gate is Gate.PROBING
-    assert gates.after_probe(state, acceptance, gain, 0).gate is gate
+    after = gates.after_probe(state, acceptance, gain, 0)
+    assert after.gate is gate
+    assert after.probed == (acceptance if acceptance < 0.5 else None), "told where it is the cause"
+
+
+def test_what_a_probe_found_is_forgotten_when_something_newer_is_known() -> None:
+    state = gates.after_probe(gates.begin_probe(rounds(GateState(), [0] * 24)), 0.3, 1.0, 0)
+    assert state.probed == 0.3
+    assert gates.record(state, 1, 1).probed is None
+    assert gates.without_result(gates.begin_probe(state), 9).probed is None
 
 
 def test_back_on_starts_a_new_window() -> None:

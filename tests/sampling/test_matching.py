@@ -59,6 +59,8 @@ def test_without_any_draft() -> None:
 
 
 def test_both_ways_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    if native.highest_of(torch.zeros(1, 4)) is None:
+        pytest.skip("no compiler")
     rng = np.random.default_rng(3)
     for _ in range(200):
         depth = int(rng.integers(0, 5))

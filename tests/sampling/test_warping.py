@@ -55,6 +55,32 @@ def test_rows_follow_the_reference(params: SamplingParams, kind: str, width: int
         assert law.sum() == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [1, 7, 255, 256, 257, 1003])
+def test_the_highest_logit_and_where_it_is(width: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(width)
+    logits = torch.randn(40, width, generator=generator).to(dtype)
+    logits[0], logits[1] = float("-inf"), 2.0
+    logits[2, -1] = 9.0
+    logits[3, width // 2 :] = 9.0
+    logits[4, 0] = float("inf")
+    found = native.highest_of(logits)
+    if found is None:
+        pytest.skip("no compiler")
+    places, peaks = found
+    assert torch.equal(peaks, logits.amax(-1).float())
+    first = [row.tolist().index(peak) for row, peak in zip(logits, peaks.tolist(), strict=True)]
+    assert places.tolist() == first
+    assert argmax_lowest(logits).tolist() == first
+    for broken in {0, width // 2, width - 1}:
+        spoilt = logits.clone()
+        spoilt[:, broken] = float("nan")
+        found = native.highest_of(spoilt)
+        assert found is not None
+        assert found[1].isnan().all()
+        assert ((found[0] >= 0) & (found[0] < width)).all()
+
+
 @pytest.mark.parametrize(
     "mixed",
     [

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from paceline.core.request import SamplingParams
 from paceline.model.chat import ChatMessage
+from paceline.training import generate
 from paceline.training.answers import read_answers
 from paceline.training.generate import GenerationOptions, OnPolicyGenerator
 from paceline.training.generation_engine import generation_engine
@@ -70,6 +72,23 @@ def test_open_prompts_become_chats_that_the_target_began(tiny_target: TinyTarget
         assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
         assert text.count("<|im_start|>") == 2
         assert sequence.temperature == 0.7
+
+
+def test_questions_are_cooler_and_hotter_and_answers_are_as_asked(
+    tiny_target: TinyTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def noted(temperature: float, seed: int) -> SamplingParams:
+        asked.append(temperature)
+        return SamplingParams(temperature=temperature, seed=seed)
+
+    monkeypatch.setattr(generate, "SamplingParams", noted)
+    found = _generate(tiny_target, [Prompt(PromptKind.OPEN, "", 0.3)], 12)
+    questions = [temperature for temperature in asked if temperature != 0.3]
+    assert len(questions) >= len(found) == 12
+    assert set(questions) == {0.6, 0.8, 1.0}
+    assert all(sequence.temperature == 0.3 for sequence in found)
 
 
 def test_another_seed_gives_other_answers(tiny_target: TinyTarget) -> None:

@@ -88,7 +88,6 @@ class Controller:
         full = cost.target_seconds(settings.max_sequences, 0, settings.max_sequences)
         self.ledger = Ledger(settings.ledger_steps * full)
         self._num_since_plain = 0
-        self._plain_every = PLAIN_EVERY
         self.load_gate = LoadGate(cost, self._model_offer)
         self._sessions: OrderedDict[str, SessionControl] = OrderedDict()
 
@@ -117,10 +116,6 @@ class Controller:
         if not candidates:
             return []
         choices = [PLAIN] * len(candidates)
-        if self._num_since_plain >= self._plain_every:
-            for candidate in candidates:
-                candidate.session.why = Why("refresh")
-            return choices
         decoding = without_prefill(base, num_decoding)
         worth = plain_tokens(self.cost, base, decoding, num_decoding)
         plain = Depths([0] * len(candidates), worth, self.cost.step_seconds(base))
@@ -133,6 +128,10 @@ class Controller:
         if self.cost.has_draft:
             best, offers = self.load_gate.choose(base, decoding, candidates, copies, best, worth)
         if any(best.counts):
+            if base == decoding and self._num_since_plain >= plain_interval(best.rate / plain.rate):
+                self._num_since_plain = 0
+                self._say(candidates, Why("refresh"))
+                return choices
             shape = drafting_shape(base, offers, best.counts)
             worst = self.cost.step_seconds(shape)
             if not self.ledger.has_room(worst, plain.seconds):
@@ -140,7 +139,6 @@ class Controller:
                 self._say(candidates, Why("ledger", (self.ledger.level, self.ledger.capacity)))
             else:
                 self._fill(choices, candidates, offers, best.counts, base)
-                self._plain_every = _plain_interval(best.rate / plain.rate)
         else:
             for candidate, offer in zip(candidates, offers, strict=True):
                 candidate.session.why = self._why_plain(candidate, offer, base)
@@ -316,7 +314,7 @@ class Controller:
         """
         if shape == base:
             if base.num_rows <= num_decoding + base.num_drafted:
-                self._num_since_plain = 0  # with a prompt in it, it tells nothing of decoding alone
+                self._num_since_plain = 0
             self.ledger = self.ledger.after_plain(measured.total)
             further = 0.0
             if mean_emitted > 1.0:
@@ -377,8 +375,9 @@ class Controller:
 _NO_OFFER = DraftOffer(())
 
 
-def _plain_interval(gain: float) -> int:
+def plain_interval(gain: float) -> int:
     """Speculative steps between two plain ones. gain: of drafting, in tokens per second; a plain
-    step forgoes 1 - 1 / gain of one."""
+    step forgoes 1 - 1 / gain of one. With a prompt in it a step would tell nothing of decoding
+    alone, so it is neither taken for this nor counted."""
     forgone = 1.0 - 1.0 / gain if gain > 1.0 else 0.0
     return min(PLAIN_EVERY, max(LEAST_PLAIN_EVERY, round(forgone / _PLAIN_SHARE)))

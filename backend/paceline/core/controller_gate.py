@@ -45,7 +45,7 @@ class GateState(NamedTuple):
     """outcomes: the last examined positions as bits, newest lowest, 1 for accepted; num_examined
     of them, at most 64. pause: tokens to emit before the next probe, counted from `paused_at`: how
     many the session had emitted when a position was examined last, or a probe failed. probed: the
-    acceptance that the last probe found, where it failed and nothing was examined since."""
+    acceptance that the last probe found, where it was too low and nothing was examined since."""
 
     gate: Gate = Gate.ON
     outcomes: int = 0
@@ -120,9 +120,10 @@ def after_probe(
     pause = min(LAST_PAUSE, 2 * state.pause)
     if acceptance >= off_below + ON_ABOVE and gain >= LEAST_GAIN:
         return GateState(Gate.ON, pause=pause, paused_at=num_emitted)
-    return state._replace(gate=Gate.OFF, pause=pause, paused_at=num_emitted, probed=acceptance)
+    probed = acceptance if acceptance < off_below + ON_ABOVE else None
+    return state._replace(gate=Gate.OFF, pause=pause, paused_at=num_emitted, probed=probed)
 
 
 def without_result(state: GateState, num_emitted: int) -> GateState:
     """A probe that examined too little to tell: as long a pause again."""
-    return state._replace(gate=Gate.OFF, paused_at=num_emitted)
+    return state._replace(gate=Gate.OFF, paused_at=num_emitted, probed=None)

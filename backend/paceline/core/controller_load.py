@@ -2,7 +2,7 @@
 
 Look-ups cost nothing but rows and are decided step by step. A draft model has to keep up, so it is
 not switched with every step: the gate opens and closes by a smoothed gain, with hysteresis and a
-dwell, and while it is closed the draft model computes nothing.
+dwell, and while it is closed the draft model computes nothing and every fourth step looks at it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class LoadGate:
         self, candidates: Sequence[Candidate], copies: list[DraftOffer], best: Depths
     ) -> tuple[Depths, list[DraftOffer]]:
         """With many sessions the depths of model drafts are found anew every few steps only: they
-        rest on estimates that move slowly. Look-ups come and go and are decided in every step."""
+        rest on estimates that move slowly. Look-ups come and go and are decided in every step. Of
+        the result only the rate is meant: by the smoothed gain, not by these counts."""
         counts, offers = list(best.counts), list(copies)
         for index, candidate in enumerate(candidates):
             session = candidate.session
@@ -134,6 +135,8 @@ class LoadGate:
                 continue
             offers[index] = DraftOffer((), uses_model=True, lag=candidate.model_lag)
             counts[index] = depth
+        if counts == best.counts:
+            return best, copies
         return Depths(counts, best.tokens * max(1.0, self._gain), best.seconds), offers
 
     def _flip(self, *, is_open: bool) -> None:

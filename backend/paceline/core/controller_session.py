@@ -12,7 +12,7 @@ from paceline.core.request import DrafterKind
 
 MODEL_DEPTH = 6
 COPY_DEPTH = 16
-LONGEST_MATCH = 16
+_LONGEST_MATCH = 16
 # n-gram matches by length: 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens.
 _MATCH_CELLS = (0, 0, 0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, *[5] * (COPY_DEPTH + 1))
 MATCH_PRIORS = (0.3, 0.45, 0.55, 0.65, 0.85, 0.93)
@@ -32,13 +32,13 @@ def temperature_bucket(temperature: float, *, is_seeded: bool = False) -> int:
 
 def match_cell(match_length: int) -> int:
     """The cell of the n-gram baseline for a match of so many tokens."""
-    return _MATCH_CELLS[min(match_length, LONGEST_MATCH)]
+    return _MATCH_CELLS[min(match_length, _LONGEST_MATCH)]
 
 
 def match_cells(match_length: int, depth: int) -> tuple[int, ...]:
     """The cells of a draft of up to `COPY_DEPTH` tokens: each one that proves right makes the
     match longer by one."""
-    first = min(match_length, LONGEST_MATCH)
+    first = min(match_length, _LONGEST_MATCH)
     return _MATCH_CELLS[first : first + depth]
 
 

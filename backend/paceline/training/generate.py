@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Engine
     from paceline.model.tokenizer import TextCodec
 
+_QUESTION_TEMPERATURES = (0.6, 0.8, 1.0)
+"""Of questions that the target writes itself: cool ones are what people ask, hot ones differ."""
+
 _CONTENTS = ("alpha", "7")
 """Two messages without a common beginning or end."""
 
@@ -115,9 +118,8 @@ class OnPolicyGenerator:
     def _submit(self, ids: tuple[int, ...], temperature: float, *, is_question: bool) -> None:
         options = self._options
         limit = options.max_question_tokens if is_question else options.max_answer_tokens
-        sampling = SamplingParams(
-            temperature=1.0 if is_question else temperature, seed=self._rng.getrandbits(63)
-        )
+        own = self._rng.choice(_QUESTION_TEMPERATURES) if is_question else temperature
+        sampling = SamplingParams(temperature=own, seed=self._rng.getrandbits(63))
         request = Request(
             request_id=f"distill-{next(self._numbers)}",
             prompt_ids=ids,

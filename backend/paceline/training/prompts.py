@@ -26,7 +26,7 @@ class PromptKind(StrEnum):
     INSTRUCTION = "instruction"
     """A user message; the chat template is applied."""
     OPEN = "open"
-    """No text: the target writes the user's message first (at temperature 1), then the answer."""
+    """No text: the target writes the user's message first, then the answer."""
     RAW = "raw"
     """Text to continue, without a chat template."""
 

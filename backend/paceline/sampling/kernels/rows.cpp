@@ -1,5 +1,5 @@
-// Passes over whole rows of logits, each reading its inputs once: what takes several passes with
-// torch's operations. Rows are independent, so a row's result does not depend on its company or on
+// Passes over whole rows of logits, each reading its inputs once, and what verification makes of
+// them: what takes several passes with torch's operations. Rows are independent, so a row's result does not depend on its company or on
 // the number of threads.
 
 #include <algorithm>
@@ -77,9 +77,11 @@ int64_t highest_of(const T* logits, int64_t width, float* peak) {
     *peak = NAN;
     return 0;
   }
-  if (*peak == -INFINITY) return 0;
-  while (widen(logits[at]) != *peak) ++at;
-  return at;
+  // A compiler may begin a maximum at the lowest finite number: of a row without any, none is it.
+  for (; at < width; ++at)
+    if (widen(logits[at]) == *peak) return at;
+  *peak = -INFINITY;
+  return 0;
 }
 
 template <typename T>
