@@ -53,7 +53,7 @@ from paceline.model.memory_plan import Footprint, MemoryPlan, plan_memory, rende
 from paceline.model.runner import ModelRunner
 from paceline.model.source import fetch_weights, find_source
 from paceline.model.support import ModelDescription, describe_model
-from paceline.model.threads import usable_cores, use_threads
+from paceline.model.threads import release_threads, usable_cores, use_threads
 from paceline.model.tokenizer import TextCodec
 from paceline.model.vocabulary import require_same_vocabulary
 from paceline.server.listener import address_of
@@ -296,7 +296,7 @@ def build_engine(
             draft = HeadPart(runner, models.target.max_model_len, tensors.scrub)
         case None:
             pass
-    return assemble(
+    engine = assemble(
         target=_with_fixed_rows(
             _model_part(models.target, target_model, config, plan, feature_layers), config, plan
         ),
@@ -317,6 +317,8 @@ def build_engine(
         min_acceptance=config.min_acceptance,
         costs=partial(_costs, models, config, tell) if is_adaptive else None,
     )
+    release_threads()  # another thread takes the steps
+    return engine
 
 
 def _costs(
