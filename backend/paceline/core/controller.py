@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.core import controller_gate as gates
@@ -129,6 +130,7 @@ class Controller:
             best, offers = self.load_gate.choose(base, decoding, candidates, copies, best, worth)
         if any(best.counts):
             if base == decoding and self._num_since_plain >= plain_interval(best.rate / plain.rate):
+                # Here too, since tokens that a grammar forces keep a step from counting as plain.
                 self._num_since_plain = 0
                 self._say(candidates, Why("refresh"))
                 return choices
@@ -270,12 +272,8 @@ class Controller:
         base: StepShape,
         num_decoding: int,
     ) -> None:
-        """Emitted tokens for which the n-gram look-up had an answer: (length of the match, whether
-        the token was the one that it foretold). It makes no difference whether it was drafted."""
-
-        def gain(foretold: Sequence[float]) -> float:
-            return self._steady_gain(foretold, base, num_decoding, uses_model=False)
-
+        """See `Acceptances.observe_copies`; it makes no difference whether a token was drafted."""
+        gain = partial(self._steady_gain, base=base, num_decoding=num_decoding, uses_model=False)
         self.acceptances.observe_copies(session, scored, gain)
 
     def observe_probe(
@@ -286,12 +284,8 @@ class Controller:
         base: StepShape,
         num_decoding: int,
     ) -> None:
-        """The draft model caught up. accept_probs: for each scored token min(1, draft / target) of
-        its probability, whose mean is the acceptance that drafting would have had."""
-
-        def gain(foretold: Sequence[float]) -> float:
-            return self._steady_gain(foretold, base, num_decoding, uses_model=True)
-
+        """The draft model caught up; see `Acceptances.observe_probe`."""
+        gain = partial(self._steady_gain, base=base, num_decoding=num_decoding, uses_model=True)
         self.acceptances.observe_probe(session, bucket, accept_probs, gain)
 
     def observe_tokens(self, session: SessionControl, num_emitted: int) -> None:
@@ -312,18 +306,19 @@ class Controller:
 
         Returns what plain decoding would have taken for it.
         """
+        decoding = without_prefill(base, num_decoding)
         if shape == base:
-            if base.num_rows <= num_decoding + base.num_drafted:
+            if base == decoding:
                 self._num_since_plain = 0
             self.ledger = self.ledger.after_plain(measured.total)
             further = 0.0
             if mean_emitted > 1.0:
-                further = self.cost.step_seconds(without_prefill(base, num_decoding))
+                further = self.cost.step_seconds(decoding)
             self.cost.observe(shape, measured)
             return PlainSeconds(measured.total, further)
         self._num_since_plain += 1
         plain = self.cost.step_seconds(base)
-        alone = self.cost.step_seconds(without_prefill(base, num_decoding))
+        alone = self.cost.step_seconds(decoding)
         equivalent = plain_equivalent(mean_emitted, alone, plain - alone)
         charged = min(measured.total, STALL * self.cost.step_seconds(shape))
         self.ledger = self.ledger.after_speculative(charged, equivalent)

@@ -50,7 +50,8 @@ def _openmp_runtimes() -> list[ctypes.CDLL]:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     except OSError:
         return []
-    paths = {line.split()[-1] for line in maps.splitlines() if _OPENMP.search(line)}
+    # Five fields, then the path, in which spaces may be.
+    paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if _OPENMP.search(line)}
     found = []
     for path in sorted(paths):
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 // Passes over whole rows of logits, each reading its inputs once, and what verification makes of
-// them: what takes several passes with torch's operations. Rows are independent, so a row's result does not depend on its company or on
-// the number of threads.
+// them: what takes several passes with torch's operations. Rows are independent, so a row's result
+// does not depend on its company or on the number of threads.
 
 #include <algorithm>
 #include <cmath>
