@@ -10,6 +10,8 @@ from paceline.core.events import FinishEvent, TokenEvent
 from paceline.core.request import DrafterKind, Request, Speculation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.core.request import SamplingParams
     from paceline.engine.engine import Engine
 
@@ -64,18 +66,22 @@ class ClosedLoop:
         name: str,
         seconds: float,
         *,
+        numbers: Sequence[int] | None = None,
         is_settled: bool = True,
     ) -> Turn:
         """One turn: a session for each prompt, under the keys `name/0`, `name/1`, .., which know
         each other from turn to turn. At its end all of them leave.
 
-        is_settled: the time before everybody has a first token doesn't count.
+        numbers: of the sessions, in place of 0, 1, ... is_settled: the time before everybody has a
+        first token doesn't count.
         """
+        numbers = range(len(prompts)) if numbers is None else numbers
+        names = [f"{name}/{number}" for number in numbers]
         first = [
             self._num_tokens * (len(prompts) + i) // (2 * len(prompts)) for i in range(len(prompts))
         ]
         for index in range(len(prompts)):
-            self._ask(column, prompts, sampling, name, index, max(2, first[index]))
+            self._ask(column, prompts, sampling, names, index, max(2, first[index]))
         waiting = set(self._open) if is_settled else set()
         turn = Turn()
         totals = self._engine.status().totals
@@ -92,7 +98,7 @@ class ClosedLoop:
                             raise RuntimeError(event.error)
                         waiting.discard(event.request_id)
                         index = self._open.pop(event.request_id)
-                        self._ask(column, prompts, sampling, name, index, self._num_tokens)
+                        self._ask(column, prompts, sampling, names, index, self._num_tokens)
             now = time.perf_counter()
             if waiting:
                 turn, started, totals = Turn(), now, result.status.totals
@@ -117,7 +123,7 @@ class ClosedLoop:
         column: Column,
         prompts: list[tuple[int, ...]],
         sampling: SamplingParams,
-        name: str,
+        names: list[str],
         index: int,
         num_tokens: int,
     ) -> None:
@@ -133,7 +139,7 @@ class ClosedLoop:
                 speculation=column.speculation,
                 drafter=column.drafter,
                 num_speculative_tokens=column.depth,
-                speculation_key=f"{name}/{index}",
+                speculation_key=names[index],
             )
         )
 

@@ -28,9 +28,9 @@ from paceline.core.controller import Controller, ControllerSettings  # noqa: E40
 from paceline.core.cost import CostModel, CostTable, Curve  # noqa: E402
 from paceline.core.events import StepTimes  # noqa: E402
 from paceline.core.request import DrafterKind, Request, SamplingParams  # noqa: E402
+from paceline.engine.adaptive_policy import AdaptivePolicy  # noqa: E402
 from paceline.engine.drafters.ngram import NgramDrafter  # noqa: E402
 from paceline.engine.plan import Outcome  # noqa: E402
-from paceline.engine.policy import AdaptivePolicy  # noqa: E402
 from paceline.engine.sequence import Sequence  # noqa: E402
 
 ALLOWED = 0.01

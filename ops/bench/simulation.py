@@ -28,8 +28,8 @@ from paceline.core.cost import CostModel, CostTable, Curve, StageSeconds, StepSh
 from paceline.core.events import Gate, StepTimes
 from paceline.core.limits import EngineLimits
 from paceline.core.request import DrafterKind, Request, SamplingParams
+from paceline.engine.adaptive_policy import AdaptivePolicy
 from paceline.engine.plan import Outcome
-from paceline.engine.policy import AdaptivePolicy
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence
 

@@ -31,7 +31,7 @@ from paceline.core.config import ServeConfig, resolve  # noqa: E402
 from paceline.core.controller_depth import DraftOffer, choose_depths, plain_tokens  # noqa: E402
 from paceline.core.controller_session import MODEL_DEPTH  # noqa: E402
 from paceline.core.cost import StepShape  # noqa: E402
-from paceline.engine.policy import AdaptivePolicy  # noqa: E402
+from paceline.engine.adaptive_policy import AdaptivePolicy  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,8 +5,9 @@
 
 One engine with the default pair. A swing is a phase with one session and one with 48; sessions ask
 again as soon as they are answered, and those above the load leave in mid-answer. The modes take
-turns, swing by swing, in a new order every round, so that all see the same machine. Every phase
-counts from its first step: 47 sessions that arrive and their prompts are part of a swing.
+turns, swing by swing, in a new order every round, so that all see the same machine. The session
+that is alone is another one in every round, with another prompt, the same for all modes. Every
+phase counts from its first step: 47 sessions that arrive and their prompts are part of a swing.
 
 A kind of phase passes if adaptive's median is within 5 % of the better of always on and always off.
 Of the controller's gates it prints how often they opened or closed per minute.
@@ -72,9 +73,10 @@ def main() -> int:
                 flips.begin()
                 turns = {}
                 for count in options.sessions:
+                    who = [(number + index) % len(prompts) for index in range(count)]
                     turns[count] = loop.run(
-                        modes[mode], prompts[:count], workload.sampling, mode, options.seconds,
-                        is_settled=False,
+                        modes[mode], [prompts[each] for each in who], workload.sampling, mode,
+                        options.seconds, numbers=who, is_settled=False,
                     )  # fmt: skip
                 if number:
                     for count, turn in turns.items():

@@ -12,10 +12,10 @@ import torch
 from paceline.core.cost import CostTable, Curve
 from paceline.core.limits import EngineLimits
 from paceline.core.request import DrafterKind
+from paceline.engine.adaptive_policy import AdaptivePolicy
 from paceline.engine.assembly import assemble
 from paceline.engine.calibration import SWEEPS, Calibration, cached_costs, cost_key, least_of
 from paceline.engine.drafters.model import ModelDrafter
-from paceline.engine.policy import AdaptivePolicy
 from paceline.engine.verifier import Verifier
 from tests.engine.scripted_drafter import ScriptedClock, TimedRunner
 from tests.tiny_models import VOCABULARY_SIZE, IdText, model_part, tiny_llama

@@ -11,7 +11,7 @@ from paceline.core.controller import Controller, ControllerSettings
 from paceline.core.cost import CostModel, CostTable, Curve
 from paceline.core.events import FinishReason
 from paceline.core.request import DrafterKind, Grammar, GrammarKind, Request, SamplingParams
-from paceline.engine.policy import AdaptivePolicy
+from paceline.engine.adaptive_policy import AdaptivePolicy
 from paceline.sampling.grammar import GrammarCompiler
 from tests.statistical.letters import END, LETTERS, letters
 from tests.statistical.tiny_law import PROMPT, draft_model, target_model

@@ -81,5 +81,7 @@ def test_offers_follow_the_request_and_scores_are_taken_once() -> None:
     drafter.observe([Outcome(sequence, 5, 0, 0, 1, 0, 1)], None)
     assert drafter.take_scored(sequence) == [(2, True)]
     assert drafter.take_scored(sequence) == []
+    drafter.release(sequence)
     refusing = sequence_of([5, 6, 7, 5, 6], DrafterKind.MODEL)
+    drafter.admit(refusing)
     assert drafter.offer(refusing) == (0, 0)

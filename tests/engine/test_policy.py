@@ -13,8 +13,8 @@ from paceline.core.cost import CostModel, CostTable, Curve
 from paceline.core.events import EngineStatus, Gate
 from paceline.core.limits import EngineLimits
 from paceline.core.request import DrafterKind, Request, SamplingParams, Speculation
+from paceline.engine.adaptive_policy import AdaptivePolicy
 from paceline.engine.engine import Engine
-from paceline.engine.policy import AdaptivePolicy
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.verifier import Verifier
 from tests.engine.scripted_drafter import ScriptedClock, ScriptedDrafter, TimedRunner

@@ -27,7 +27,7 @@ FAST = 32
 SLOW = 256
 NEWEST = 8
 PRIOR = 8.0
-OPTIMISM = 0.3
+OPTIMISM = 0.15
 
 _BASELINE_MEMORY = 4096.0
 # Standard errors that a shorter memory must differ by, to be believed.

@@ -11,6 +11,7 @@ from paceline.core.controller_gate import OFF_BELOW
 from paceline.core.cost import CostModel
 from paceline.core.errors import ConfigError
 from paceline.core.request import DrafterKind
+from paceline.engine.adaptive_policy import FORCED_DEPTH, AdaptivePolicy
 from paceline.engine.calibration import Calibration
 from paceline.engine.drafters.auto import AutoDrafter
 from paceline.engine.drafters.forced import ForcedDrafter
@@ -19,7 +20,7 @@ from paceline.engine.drafters.model import ModelDrafter
 from paceline.engine.drafters.ngram import NgramDrafter
 from paceline.engine.drafters.null import NullDrafter
 from paceline.engine.engine import Engine
-from paceline.engine.policy import FORCED_DEPTH, AdaptivePolicy, FixedPolicy
+from paceline.engine.policy import FixedPolicy
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.verifier import Verifier
 

@@ -105,7 +105,7 @@ class NgramIndex:
 
 
 class NgramDrafter:
-    """One index per sequence that has blocks."""
+    """One index per sequence that has blocks and lets it draft."""
 
     def __init__(self) -> None:
         self._indices: dict[str, NgramIndex] = {}
@@ -122,6 +122,8 @@ class NgramDrafter:
         return 0
 
     def admit(self, sequence: Sequence) -> None:
+        if not serves(sequence, DrafterKind.NGRAM):
+            return
         index = NgramIndex()
         index.extend(sequence.token_ids)
         self._indices[sequence.request_id] = index
@@ -136,16 +138,18 @@ class NgramDrafter:
 
     def lookup(self, sequence: Sequence, count: int) -> tuple[int, ...]:
         """The continuation that would be proposed, up to `count` tokens."""
-        if count == 0 or not serves(sequence, DrafterKind.NGRAM):
+        index = self._indices.get(sequence.request_id)
+        if count == 0 or index is None:
             return ()
-        return self._indices[sequence.request_id].continuation(sequence.token_ids, count)
+        return index.continuation(sequence.token_ids, count)
 
     def offer(self, sequence: Sequence) -> tuple[int, int]:
         """How many tokens it could draft now, and the length of the match behind them."""
-        if not serves(sequence, DrafterKind.NGRAM):
+        index = self._indices.get(sequence.request_id)
+        if index is None:
             return 0, 0
         token_ids = sequence.token_ids
-        _, size = self._indices[sequence.request_id].match(token_ids, len(token_ids))
+        _, size = index.match(token_ids, len(token_ids))
         return (MAX_TOKENS if size else 0), size
 
     def take_scored(self, sequence: Sequence) -> list[tuple[int, bool]]:
