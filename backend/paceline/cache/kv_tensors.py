@@ -9,10 +9,13 @@ follow one another and are read as a stream.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+
+from paceline.core.huge_pages import zeroed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,5 +64,8 @@ def _zeros(
 ) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(2, num_blocks, block_size, heads, width, dtype=dtype, device=device)
-    rows = torch.zeros(2, heads, num_blocks, block_size, width, dtype=dtype)
-    return rows.permute(0, 2, 3, 1, 4)
+    shape = (2, heads, num_blocks, block_size, width)
+    if not math.prod(shape):
+        return torch.zeros(shape, dtype=dtype).permute(0, 2, 3, 1, 4)
+    memory = zeroed_memory(math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(shape).permute(0, 2, 3, 1, 4)

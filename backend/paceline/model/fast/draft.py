@@ -15,6 +15,7 @@ from paceline.model.fast.equality import NUM_PROBE_BLOCKS, is_as_exact, probe_ba
 from paceline.model.fast.lean import AttentionCall, LeanLayer, native_layer
 from paceline.model.fast.native_layer import NativeProjection, can_arrange
 from paceline.model.fast.operations import NativeOperations, NormWeight, Rotation
+from paceline.model.fast.weight_memory import WeightMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,19 +39,20 @@ class NativeDraft:
         config = module.config
         self.kernels = kernels
         self._operations = NativeOperations(kernels)
+        memory = WeightMemory()
         self._unit = NormWeight(torch.ones(config.hidden_size), config.rms_norm_eps)
         self._feature_projection: NativeProjection | None = None
         self._recurrent_projection: NativeProjection | None = None
         if config.feature_layers:
-            self._feature_projection = _projection(module.feature_projection, kernels)
-            self._recurrent_projection = _projection(module.recurrent_projection, kernels)
+            self._feature_projection = _projection(module.feature_projection, kernels, memory)
+            self._recurrent_projection = _projection(module.recurrent_projection, kernels, memory)
         self._norm = _norm(module.output_norm, config.rms_norm_eps)
-        self._output = _projection(module.output, kernels)
+        self._output = _projection(module.output, kernels, memory)
         self._frequencies = module.rotary_frequencies
         self._layers: list[NativeLayer] = []
         for index, layer in enumerate(module.layers):
             assert isinstance(layer, DraftLayer)
-            lean = _lean(layer, index, module, self._operations)
+            lean = _lean(layer, index, module, self._operations, memory)
             native = native_layer(lean, config.hidden_size)
             if native is None:
                 raise ValueError("a draft layer has weights that our kernels do not take")
@@ -180,7 +182,11 @@ def _attend(
 
 
 def _lean(
-    layer: DraftLayer, index: int, module: DraftModule, operations: NativeOperations
+    layer: DraftLayer,
+    index: int,
+    module: DraftModule,
+    operations: NativeOperations,
+    memory: WeightMemory,
 ) -> LeanLayer:
     config, kernels = module.config, operations.kernels
     return LeanLayer(
@@ -191,18 +197,18 @@ def _lean(
         head_dim=config.head_dim,
         has_rotation=True,
         attention_norm=_norm(layer.attention_norm, config.rms_norm_eps),
-        query_key_value=_projection(layer.query_key_value, kernels),
+        query_key_value=_projection(layer.query_key_value, kernels, memory),
         head_norm=None,
-        output=_projection(layer.attention_output, kernels),
+        output=_projection(layer.attention_output, kernels, memory),
         feed_forward_norm=_norm(layer.feed_forward_norm, config.rms_norm_eps),
-        gated=NativeProjection(layer.gate_up.weight, None, kernels, is_gate=True),
-        down=_projection(layer.down, kernels),
+        gated=NativeProjection(layer.gate_up.weight, None, kernels, is_gate=True, memory=memory),
+        down=_projection(layer.down, kernels, memory),
         operations=operations,
     )
 
 
-def _projection(linear: nn.Linear, kernels: Kernels) -> NativeProjection:
-    return NativeProjection(linear.weight, linear.bias, kernels)
+def _projection(linear: nn.Linear, kernels: Kernels, memory: WeightMemory) -> NativeProjection:
+    return NativeProjection(linear.weight, linear.bias, kernels, memory=memory)
 
 
 def _norm(norm: nn.RMSNorm, epsilon: float) -> NormWeight:

@@ -34,6 +34,7 @@ from paceline.model.fast.lean import (
 from paceline.model.fast.projection import can_prepack
 from paceline.model.fast.recognise import DecoderParts, LayerParts, NotRecognisedError, find_decoder
 from paceline.model.fast.replacement import replace_modules
+from paceline.model.fast.weight_memory import WeightMemory
 from paceline.model.native import load_kernels
 
 if TYPE_CHECKING:
@@ -78,14 +79,16 @@ def speed_up(model: PreTrainedModel) -> FastPath:
     except NotRecognisedError as error:
         replaced = replace_modules(model)
         return FastPath(None, replaced, f"the rest is not of the Llama family: {error}")
+    memory = WeightMemory()
     layers = []
     for part, has_rotation in zip(parts.layers, rotations, strict=True):
-        layers.append(make_layer(part, calls[part.index], operations, has_rotation=has_rotation))
+        call = calls[part.index]
+        layers.append(make_layer(part, call, operations, has_rotation=has_rotation, memory=memory))
         _let_go(part.layer)
     positions = (
         getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
     )
-    decoder = make_decoder(parts, layers, operations, positions)
+    decoder = make_decoder(parts, layers, operations, positions, memory)
     is_tied = parts.head.weight is parts.embedding.weight
     if not is_tied:
         _let_go(parts.head)

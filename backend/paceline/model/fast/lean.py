@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from paceline.model.attention import AttentionContext
+    from paceline.model.fast.weight_memory import WeightMemory
     from paceline.model.native import Kernels
 
 
@@ -173,9 +174,15 @@ def make_operations(parts: DecoderParts, kernels: Kernels | None) -> Operations:
 
 
 def make_layer(
-    parts: LayerParts, call: AttentionCall, operations: Operations, *, has_rotation: bool
+    parts: LayerParts,
+    call: AttentionCall,
+    operations: Operations,
+    *,
+    has_rotation: bool,
+    memory: WeightMemory | None = None,
 ) -> LeanLayer:
-    """Packs a layer's weights: a copy of them, while the original is still there."""
+    """Packs a layer's weights: a copy of them, while the original is still there. memory: for the
+    copy, if it is to serve."""
     head_dim = parts.head_dim
     num_heads = parts.query.out_features // head_dim
     num_kv_heads = parts.key.out_features // head_dim
@@ -187,27 +194,32 @@ def make_layer(
         head_dim=head_dim,
         has_rotation=has_rotation,
         attention_norm=make_norm(parts.attention_norm),
-        query_key_value=_merge(operations, parts.query, parts.key, parts.value),
+        query_key_value=_merge(operations, memory, parts.query, parts.key, parts.value),
         head_norm=_head_norm(parts, num_heads, num_kv_heads),
-        output=_merge(operations, parts.output),
+        output=_merge(operations, memory, parts.output),
         feed_forward_norm=make_norm(parts.feed_forward_norm),
-        gated=_gated(parts, operations),
-        down=_merge(operations, parts.down),
+        gated=_gated(operations, memory, parts),
+        down=_merge(operations, memory, parts.down),
         operations=operations,
     )
 
 
 def make_decoder(
-    parts: DecoderParts, layers: Sequence[LeanLayer], operations: Operations, num_positions: int
+    parts: DecoderParts,
+    layers: Sequence[LeanLayer],
+    operations: Operations,
+    num_positions: int,
+    memory: WeightMemory,
 ) -> LeanDecoder:
-    """Packs the head too; `layers` are made already. num_positions: that the model can compute."""
+    """Packs the head too; `layers` are made already, in the same memory. num_positions: that the
+    model can compute."""
     embedding = parts.embedding.weight.detach()
     return LeanDecoder(
         embedding=embedding,
         rotary=RotaryTable(parts.rotary, num_positions, embedding),
         layers=layers,
         norm=make_norm(parts.norm),
-        head=_merge(operations, parts.head),
+        head=_merge(operations, memory, parts.head),
         vocabulary_rows=parts.head.out_features,
         operations=operations,
     )
@@ -224,22 +236,22 @@ def native_layer(layer: LeanLayer, hidden: int) -> NativeLayer | None:
     return None if kernels is None else NativeLayer(layer, hidden, kernels)
 
 
-def _merge(operations: Operations, *linears: nn.Linear) -> Projection:
+def _merge(operations: Operations, memory: WeightMemory | None, *linears: nn.Linear) -> Projection:
     """One product for layers that read the same rows; outputs side by side."""
     weight, bias = _merged(*linears)
     kernels = operations.kernels
     if kernels is not None and can_arrange(weight, kernels):
-        return NativeProjection(weight, bias, kernels)
+        return NativeProjection(weight, bias, kernels, memory=memory)
     return make_projection(weight, bias)
 
 
-def _gated(parts: LayerParts, operations: Operations) -> Projection:
+def _gated(operations: Operations, memory: WeightMemory | None, parts: LayerParts) -> Projection:
     """rows -> activation(gate) * up, by one product."""
     weight, bias = _merged(parts.gate, parts.up)
     activation = plain_activation(parts.activation)
     kernels = operations.kernels
     if kernels is not None and activation is F.silu and can_arrange(weight, kernels, is_gate=True):
-        return NativeProjection(weight, bias, kernels, is_gate=True)
+        return NativeProjection(weight, bias, kernels, is_gate=True, memory=memory)
     product = make_projection(weight, bias)
     return lambda rows: operations.gate(product(rows), activation)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.model.attention_native import NativePagedAttention
     from paceline.model.fast.lean import LeanLayer
     from paceline.model.fast.operations import Rotation
+    from paceline.model.fast.weight_memory import WeightMemory
     from paceline.model.native import Kernels
 
 _LANES = 16
@@ -58,16 +59,23 @@ class NativeProjection:
     """A linear layer; with `is_gate`, silu(first half of the outputs) * second half.
 
     weight: bfloat16 [outputs, inputs], an even number of inputs; with `is_gate` the outputs are a
-    multiple of 32. bias: [outputs] or None.
+    multiple of 32. bias: [outputs] or None. memory: for the weight, if it is to serve.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, kernels: Kernels, *, is_gate: bool = False
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        kernels: Kernels,
+        *,
+        is_gate: bool = False,
+        memory: WeightMemory | None = None,
     ) -> None:
         self.outputs, self.inputs = weight.shape
         self._is_gate = is_gate
         self._kernels = kernels
-        self._weight = _arranged(weight.detach(), is_gate=is_gate)
+        arranged = _arranged(weight.detach(), is_gate=is_gate)
+        self._weight = arranged.contiguous() if memory is None else memory.keep(arranged)
         self._bias = None
         if bias is not None:
             columns = bias.detach().to(torch.float32)[:, None]
@@ -164,10 +172,10 @@ def _structure(product: object) -> _Product:
 
 
 def _arranged(weight: Tensor, *, is_gate: bool) -> Tensor:
-    """[outputs, inputs] -> [blocks, inputs / 2, 32, 2], short last block filled with zeros."""
+    """[outputs, inputs] -> a view [blocks, inputs / 2, 32, 2], short last block filled with
+    zeros."""
     blocks = _blocks(weight, is_gate=is_gate)
-    pairs = blocks.view(blocks.shape[0], _BLOCK, -1, 2)
-    return pairs.transpose(1, 2).contiguous()
+    return blocks.view(blocks.shape[0], _BLOCK, -1, 2).transpose(1, 2)
 
 
 def _blocks(rows: Tensor, *, is_gate: bool) -> Tensor:
