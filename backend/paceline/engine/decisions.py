@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from paceline.core.events import TokenLogprob
-from paceline.sampling.acceptance import NextSource
+from paceline.sampling.acceptance import NextSource, match_greedy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Many
+
     from torch import Tensor
 
     from paceline.sampling.acceptance import Acceptance
@@ -36,9 +39,59 @@ class Decision:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+class Verdict(Protocol):
+    """Outcome of a step for its sampled entries, not yet read back."""
+
+    def read(self) -> list[Decision]:
+        """Wait for the device and copy the outcome to the host."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Outcome of a step for its B sampled entries, not yet read back.
+class GreedyVerdict:
+    """That of entries which are all greedy and don't ask for logprobs: the drafts only have to be
+    compared, which takes less time than to lay them out in tensors.
+
+    highest, peaks: token and logit, [R], of the rows packed by entry. drafts: what was drafted for
+    each entry and has rows. first_rows: where each one's rows begin. num_certain: as for
+    `DrawnVerdict`.
+    """
+
+    highest: Tensor
+    peaks: Tensor
+    drafts: tuple[Many[int], ...]
+    first_rows: tuple[int, ...]
+    num_certain: tuple[int, ...]
+
+    def read(self) -> list[Decision]:
+        highest, peaks = self.highest.tolist(), self.peaks.tolist()
+        decisions = []
+        for draft, first, certain in zip(
+            self.drafts, self.first_rows, self.num_certain, strict=True
+        ):
+            end = first + len(draft) + 1
+            accepted, token = match_greedy(highest[first:end], draft)
+            source = NextSource.BONUS if accepted == len(draft) else NextSource.RESIDUAL
+            if not draft and not certain:
+                source = NextSource.PLAIN
+            decisions.append(
+                Decision(
+                    certain + accepted,
+                    token,
+                    source,
+                    all(map(math.isfinite, peaks[first:end])),
+                    certain + min(accepted + 1, len(draft)),
+                    certain + accepted,
+                    (1.0,) * (certain + accepted) + (0.0,) * (len(draft) - accepted),
+                    1.0,
+                )
+            )
+        return decisions
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnVerdict:
+    """That of any B entries.
 
     is_usable: bool [B]. num_certain: drafted tokens that were accepted unseen, of which acceptance
     and num_drafted know nothing. logprobs: packed by entry, num_accepted + 1 for each entry whose
@@ -53,7 +106,6 @@ class Verdict:
     logprobs: RowLogprobs | None
 
     def read(self) -> list[Decision]:
-        """Wait for the device and copy the outcome to the host."""
         acceptance = self.acceptance
         counts = torch.stack(
             (

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paceline.engine.decisions import Verdict
+from paceline.engine.decisions import DrawnVerdict, GreedyVerdict
 from paceline.model.batch import Segment, pack
 from paceline.sampling.acceptance import Acceptance, AcceptRule, Drafted
 from paceline.sampling.constraints import RowEdits
 from paceline.sampling.edits import apply_edits
 from paceline.sampling.logprobs import RowLogprobs, row_logprobs
 from paceline.sampling.verification import NoiseKeys, verify
+from paceline.sampling.warping import highest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
     from torch import Tensor
 
+    from paceline.engine.decisions import Verdict
     from paceline.engine.drafters.interface import Proposal
     from paceline.engine.plan import PlanEntry
     from paceline.engine.runner import Runner
@@ -99,7 +101,7 @@ class Verifier:
         """The outcome for each sampled entry."""
         logits = scores.logits
         sequences = [entries[index].sequence for index in scores.sampled]
-        drafted = _drafted(proposal, scores)
+        params = [sequence.request.sampling for sequence in sequences]
         certain = scores.num_certain
         edits = [
             (first, sequence.constraint.fork(proposal.draft_ids[index], first=count))
@@ -110,17 +112,23 @@ class Verifier:
         ]
         if edits:
             logits = apply_edits(logits, RowEdits.join(edits))
+        if all(each.is_greedy and each.top_logprobs is None for each in params):
+            drafts = tuple(
+                () if count else proposal.draft_ids[index]
+                for index, count in zip(scores.sampled, certain, strict=True)
+            )
+            return GreedyVerdict(*highest(logits), drafts, scores.first_rows, certain)
+        drafted = _drafted(proposal, scores)
         keys = NoiseKeys(
             seeds=np.array([sequence.seed for sequence in sequences], dtype=np.uint64),
             positions=np.array([s.num_tokens for s in sequences]) + np.array(certain),
             rounds=np.array([sequence.round for sequence in sequences]),
         )
-        params = [sequence.request.sampling for sequence in sequences]
         acceptance, is_usable = verify(logits, drafted, params, keys, self._sampled_rule)
         num_top = tuple(p.top_logprobs for p in params)
         logprobs = _logprobs(scores.logits, num_top, drafted, acceptance)
         num_drafted = tuple(drafted.num_drafted.tolist())
-        return Verdict(acceptance, is_usable, num_drafted, certain, num_top, logprobs)
+        return DrawnVerdict(acceptance, is_usable, num_drafted, certain, num_top, logprobs)
 
 
 def _is_certain(entry: PlanEntry) -> bool:

@@ -42,6 +42,8 @@ from paceline.sampling.native import match_rounds, settle_rounds
 from paceline.sampling.rows import Rows, row_sums
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
@@ -256,6 +258,16 @@ def settle(
         noise = (torch.from_numpy(part).to(device) for part in (accept, residual, bonus))
         return draw(acceptance_law(target, drafted, is_block), *noise)
     return Acceptance(*settled)
+
+
+def match_greedy(highest: Sequence[int], draft: Sequence[int]) -> tuple[int, int]:
+    """How many drafted tokens are the highest of their rows, up to the first that is not, and the
+    token that follows them. highest: of a sequence's rows, one more than there are drafted tokens.
+    """
+    num_accepted = 0
+    while num_accepted < len(draft) and draft[num_accepted] == highest[num_accepted]:
+        num_accepted += 1
+    return num_accepted, highest[num_accepted]
 
 
 def matching_acceptance(samples: Tensor, drafted: Drafted, target: Rows | None) -> Acceptance:

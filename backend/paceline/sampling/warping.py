@@ -107,8 +107,16 @@ def truncation_of(params: SamplingParams) -> Truncation:
 
 def argmax_lowest(logits: Tensor) -> Tensor:
     """Index of the highest logit of each row [R, V] -> int64 [R]; the lowest index on ties."""
+    return highest(logits)[0]
+
+
+def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """`argmax_lowest` and that logit [R]: NaN, and any index, where the row holds one."""
     found = highest_of(logits)
-    return first_true(logits == logits.amax(-1, keepdim=True)) if found is None else found[0]
+    if found is not None:
+        return found
+    peaks = logits.amax(-1)
+    return first_true(logits == peaks[:, None]), peaks
 
 
 def warp(logits: Tensor, parameters: WarpParameters, peaks: Tensor | None = None) -> Rows:
