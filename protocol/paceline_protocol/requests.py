@@ -55,10 +55,10 @@ class PacelineOptions(
 
     top_k: 0 keeps all tokens. logit_bias: from token id to what is added to its logit.
     speculation: `auto` lets the server's gates decide, with `num_speculative_tokens` as an upper
-    bound; `on` drafts exactly that many; `off` is plain decoding. include: `tokens` adds to each
-    text delta the tokens behind it and where each came from. grammar: bounds the answer's text;
-    `text.format` does the same for JSON in the OpenAI vocabulary. tool_format: how the model writes
-    tool calls, where the server's reading of the chat template is wrong.
+    bound; `on` drafts that many, or as many as the drafter can; `off` is plain decoding. include:
+    `tokens` adds to each text delta the tokens behind it and where each came from. grammar: bounds
+    the answer's text; `text.format` does the same for JSON in the OpenAI vocabulary. tool_format:
+    how the model writes tool calls, where the server's reading of the chat template is wrong.
     """
 
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None

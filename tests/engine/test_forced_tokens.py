@@ -64,10 +64,11 @@ def _run(params: SamplingParams, **options: object) -> tuple[Outputs, int]:
     return outputs, num_rows
 
 
-def test_without_rows_of_their_own_the_output_stays_the_same() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_without_rows_of_their_own_the_output_stays_the_same(temperature: float) -> None:
     """Who asks for log-probabilities gets rows for all tokens, and the same tokens."""
-    unseen, few_rows = _run(SamplingParams(temperature=1.3))
-    seen, many_rows = _run(SamplingParams(temperature=1.3, top_logprobs=1))
+    unseen, few_rows = _run(SamplingParams(temperature=temperature))
+    seen, many_rows = _run(SamplingParams(temperature=temperature, top_logprobs=1))
     assert unseen.tokens == seen.tokens
     assert few_rows < many_rows
     assert any(LETTERS.index("f") in tokens for tokens in unseen.tokens.values())
@@ -78,9 +79,12 @@ def test_without_rows_of_their_own_the_output_stays_the_same() -> None:
         assert counted.num_examined == all_counted.num_examined
 
 
-@pytest.mark.parametrize("banned", ["g", "e"])
-def test_a_banned_token_that_is_forced_still_fails_the_request(banned: str) -> None:
-    outputs, _ = _run(SamplingParams(temperature=1.3, banned_token_ids=(LETTERS.index(banned),)))
+@pytest.mark.parametrize(("banned", "temperature"), [("g", 0.0), ("g", 1.3), ("e", 1.3)])
+def test_a_banned_token_that_is_forced_still_fails_the_request(
+    banned: str, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, banned_token_ids=(LETTERS.index(banned),))
+    outputs, _ = _run(params)
     failed = [e for e in outputs.finished.values() if e.reason is FinishReason.ERROR]
     assert failed
     assert all("no usable probabilities" in (event.error or "") for event in failed)

@@ -190,7 +190,7 @@ def test_on_bypasses_gates_and_ledger_and_off_drafts_nothing(
     served.run()
     forced = served.outputs.finished["a"].summary
     assert forced.num_drafted >= 3 * 36
-    assert (forced.gate, forced.reason) == (Gate.ON, "on: 3 tokens, as the request asked")
+    assert (forced.gate, forced.reason) == (Gate.ON, "on: up to 3 tokens, as the request asked")
     assert served.controller.ledger.level == 0.0, "forced drafts are not charged"
     assert forced.expected_plain_ms is None, "nobody knows what plain decoding would have taken"
     off = served.outputs.finished["b"].summary
@@ -252,7 +252,7 @@ def test_where_blocks_run_out_nothing_is_drafted_and_memory_is_named(
     assert served.seen[first].totals.num_preemptions == 0
     assert set(told[first]) <= {
         "off: memory is short, 0 of 36 blocks free",
-        "on: 6 tokens, as the request asked, none now: memory is short, 0 of 36 blocks free",
+        "on: up to 6 tokens, as the request asked, none now: memory is short, 0 of 36 blocks free",
     }
     assert len(set(told[first])) == 2
     for name, prompt in PROMPTS.items():
@@ -273,6 +273,37 @@ def test_a_bad_drafter_costs_no_more_than_the_ledger_allows(
     alone = plain.outputs.finished["a"].summary.generation_ms
     assert spent <= 1.03 * alone + served.controller.ledger.capacity * 1e3 + 1e-6
     assert spent > alone, "it did try"
+
+
+@pytest.mark.parametrize("speculation", list(Speculation))
+@pytest.mark.parametrize("kind", [DrafterKind.MODEL, DrafterKind.NONE])
+def test_who_decides_follows_from_the_request(
+    answers: dict[tuple[int, ...], list[int]], speculation: Speculation, kind: DrafterKind
+) -> None:
+    served = Served(answers, lambda name, position: True)
+    served.submit("a", speculation=speculation, drafter=kind, max_new_tokens=20)
+    served.run()
+    summary = served.outputs.finished["a"].summary
+    is_off = speculation is Speculation.OFF or kind is DrafterKind.NONE
+    assert (summary.num_drafted == 0) == is_off
+    assert (summary.reason == "off: the request asked for it") == is_off
+    # A step with forced drafts has no plain one to be compared with.
+    assert (summary.expected_plain_ms is None) == (speculation is Speculation.ON and not is_off)
+    is_ours = speculation is Speculation.AUTO and not is_off
+    assert list(served.controller._sessions) == (["session/a"] if is_ours else [])
+
+
+def test_nothing_is_kept_of_a_sequence_that_has_ended(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    served = Served(answers, lambda name, position: True)
+    for name in PROMPTS:
+        served.submit(name, max_new_tokens=20)
+    served.engine.cancel("a")
+    served.run()
+    policy = served.policy
+    assert not policy._followed
+    assert not policy._chosen
 
 
 def test_without_drafters_nothing_is_decided() -> None:

@@ -78,6 +78,24 @@ def test_seventy_on_one_card_is_said_not_to_fit() -> None:
     assert answer.first is None
 
 
+def test_a_context_that_no_memory_holds_is_named_as_such() -> None:
+    answer = plan("llama-3.1-70b", "llama-3.1-8b", devices=4, context=1_000_000)
+    assert answer.verdict.decision == "does not fit"
+    assert "one session of 1000000 tokens has 327.7 GB of K/V" in answer.verdict.sentence
+    assert f"holds {answer.memory.kv_tokens_plain} tokens" in answer.verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--devices", "0"), ("--devices", "1,0"), ("--layer-us", "nan"), ("--pass-us", "inf")],
+)
+def test_numbers_that_mean_nothing_are_refused_by_name(option: str, value: str) -> None:
+    pair = ["--target", "llama-3.1-70b", "--draft", "llama-3.1-8b", "--devices", "4"]
+    result = runner.invoke(app, [*pair, option, value])
+    assert result.exit_code == 2
+    assert option.lstrip("-").replace("-us", "") in result.output
+
+
 def test_seventy_on_two_cards_fits_without_the_large_draft() -> None:
     large = plan("llama-3.1-70b", "llama-3.1-8b", devices=2)
     small = plan("llama-3.1-70b", "llama-3.2-1b", devices=2)

@@ -196,6 +196,12 @@ CASES: list[tuple[str, dict[str, Any], str, str | None]] = [
         "invalid_value",
         "paceline.min_tokens",
     ),
+    (
+        "a least length above the greatest",
+        CREATE | {"max_output_tokens": 4, "paceline": {"min_tokens": 5}},
+        "invalid_value",
+        "paceline.min_tokens",
+    ),
     ("text", CREATE | {"text": "plain"}, "invalid_type", "text"),
     ("background", CREATE | {"background": True}, "unsupported_parameter", "background"),
     ("conversation", CREATE | {"conversation": "conv_1"}, "unsupported_parameter", "conversation"),

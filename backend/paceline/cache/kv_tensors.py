@@ -68,4 +68,6 @@ def _zeros(
     if not math.prod(shape):
         return torch.zeros(shape, dtype=dtype).permute(0, 2, 3, 1, 4)
     memory = zeroed_memory(math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype).view(shape).permute(0, 2, 3, 1, 4)
+    # Written to now, so that it is there when it is needed and no step waits for its pages.
+    rows = torch.frombuffer(memory, dtype=dtype).zero_()
+    return rows.view(shape).permute(0, 2, 3, 1, 4)

@@ -16,15 +16,23 @@ HUGE_PAGE = 2 << 20
 
 
 def zeroed_memory(num_bytes: int) -> memoryview:
-    """Writable zeros that begin at a huge page, returned to the system with the last reference.
+    """Writable zeros, returned to the system with the last reference. What is never touched takes
+    no memory, and who cannot wait when it is touched touches it before.
 
-    Untouched pages take no memory. A request is a hint: where there are no huge pages, or for less
-    than one of them, this is memory like any other.
+    From one huge page on it begins at a huge page and asks for them. That is a hint: where there
+    are none it is memory like any other.
     """
-    if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return memoryview(bytearray(num_bytes))
-    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE
+    is_large = num_bytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE")
+    memory = _anonymous(num_bytes + HUGE_PAGE if is_large else max(1, num_bytes))
+    start = 0
+    if is_large:
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE
     return memoryview(memory)[start : start + num_bytes]
+
+
+def _anonymous(num_bytes: int) -> mmap.mmap:
+    if hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, num_bytes)

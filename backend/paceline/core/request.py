@@ -182,6 +182,12 @@ class Request:
             "from 0 to 16",
         )
         _require(
+            self.sampling.min_tokens <= self.max_new_tokens or self.max_new_tokens == 0,
+            "min_tokens",
+            self.sampling.min_tokens,
+            f"at most the {self.max_new_tokens} tokens that the answer may have",
+        )
+        _require(
             self.grammar is None or self.sampling.min_tokens == 0,
             "min_tokens",
             self.sampling.min_tokens,

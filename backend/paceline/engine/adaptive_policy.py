@@ -202,7 +202,7 @@ class AdaptivePolicy:
             return Gate.OFF, "off: the request asked for it"
         if followed.mode is Speculation.ON:
             depth = forced_depth(sequence, self._forced_depth)
-            reason = f"on: {depth} tokens, as the request asked"
+            reason = f"on: up to {depth} tokens, as the request asked"
             if self._memory is not None:
                 free, total = self._memory
                 reason += f", none now: memory is short, {free} of {total} blocks free"
@@ -211,7 +211,7 @@ class AdaptivePolicy:
         return Gate(reason.partition(":")[0]), reason
 
     def session(self, sequence: Sequence) -> SessionControl:
-        """The state of the sequence's session, which survives the sequence."""
+        """The state of its session, which survives the sequence if decisions are ours."""
         return self._follow(sequence).session
 
     def acceptance(self, sequence: Sequence) -> float | None:

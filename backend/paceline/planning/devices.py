@@ -41,8 +41,8 @@ class Efficiency:
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} efficiency must lie in (0, 1]", field=name)
         for name in ("layer_us", "pass_us"):
-            if getattr(self, name) < 0.0:
-                raise ConfigError(f"{name} must not be negative", field=name)
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be finite and not negative", field=name)
 
 
 MEASURED_EFFICIENCY = Efficiency(bandwidth=1.0, compute=1.0, layer_us=350.0, pass_us=500.0)

@@ -55,6 +55,8 @@ class Setup:
             raise ConfigError("batch sizes must be at least 1", field="batch")
         if self.context < 1:
             raise ConfigError("context must be at least 1 token", field="context")
+        if self.num_devices < 1:
+            raise ConfigError("devices must be at least 1", field="devices")
         if not 1 <= self.max_gamma <= 32:
             raise ConfigError("max-gamma must lie between 1 and 32", field="max_gamma")
         if not 0.0 < self.memory_fraction <= 1.0:

@@ -102,6 +102,13 @@ def _does_not_fit(plan: Plan) -> str:
     if not memory.target_fits:
         both = f" with {setup.draft.name}" if setup.draft.shape else " (the draft needs nothing)"
         ending = f" The pair{both} would fit with {' or '.join(remedies)}." if remedies else ""
+        if memory.kv_tokens_plain:
+            session = setup.context * memory.kv_bytes_per_token * setup.num_devices / 1e9
+            return (
+                f"Does not fit: one session of {setup.context} tokens has {session:.1f} GB of K/V, "
+                f"and beside the weights of {setup.target.name} {where} holds "
+                f"{memory.kv_tokens_plain} tokens.{ending}"
+            )
         return (
             f"Does not fit: {setup.target.name} in {setup.target_precision.name} has "
             f"{memory.target_bytes_total / 1e9:.1f} GB of weights, and {where} leaves "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.core.request import DrafterKind
+from paceline.core.request import DrafterKind, Speculation
 from paceline.engine.drafters.interface import Proposal
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ class NgramDrafter:
         return 0
 
     def admit(self, sequence: Sequence) -> None:
-        if not serves(sequence, DrafterKind.NGRAM):
+        is_off = sequence.request.speculation is Speculation.OFF
+        if is_off or not serves(sequence, DrafterKind.NGRAM):
             return
         index = NgramIndex()
         index.extend(sequence.token_ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def tools_of(message: ResponseCreate) -> Tools | None:
                 raise _wrong_choice(f"tool_choice names {name!r}", functions, "tool_choice.name")
             names, is_required = frozenset({name}), True
         case _:
-            raise _wrong_choice("tool_choice is another one", functions)
+            raise _wrong_choice(f"tool_choice is {reprlib.repr(choice)}", functions)
     if is_required and not functions:
         raise ProtocolError(
             ErrorCode.INVALID_VALUE,
