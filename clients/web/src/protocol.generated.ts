@@ -1,5 +1,5 @@
 // Generated from protocol/asyncapi.json by scripts/generate-protocol.mjs; do not edit.
-// sha256 of the document: d3b8c20257fd3db733c737bea3b03f09732e5599db284399a66064e5fef57380
+// sha256 of the document: bc2e9f7ea973f70aeb40f4d0da958e019e325aa1a1194e09ea565274bdd10cb1
 export const PROTOCOL_VERSION = "1.0.0";
 
 /**
@@ -17,7 +17,7 @@ export interface CompletionCreate {
   paceline?: PacelineOptions | null;
 }
 /**
- * What the OpenAI schema has no place for. null means the server's default. top_k: 0 keeps all tokens. logit_bias: from token id to what is added to its logit. speculation: `auto` lets the server's gates decide, with `num_speculative_tokens` as an upper bound; `on` drafts exactly that many; `off` is plain decoding. include: `tokens` adds to each text delta the tokens behind it and where each came from. grammar: bounds the answer's text; `text.format` does the same for JSON in the OpenAI vocabulary. tool_format: how the model writes tool calls, where the server's reading of the chat template is wrong.
+ * What the OpenAI schema has no place for. null means the server's default. top_k: 0 keeps all tokens. logit_bias: from token id to what is added to its logit. speculation: `auto` lets the server's gates decide, with `num_speculative_tokens` as an upper bound; `on` drafts that many, or as many as the drafter can; `off` is plain decoding. include: `tokens` adds to each text delta the tokens behind it and where each came from. grammar: bounds the answer's text; `text.format` does the same for JSON in the OpenAI vocabulary. tool_format: how the model writes tool calls, where the server's reading of the chat template is wrong.
  */
 export interface PacelineOptions {
   seed?: number | null;
