@@ -181,6 +181,7 @@ class Request:
             self.num_speculative_tokens,
             "from 0 to 16",
         )
+        # Where only the prompt is to be computed nothing has a length.
         _require(
             self.sampling.min_tokens <= self.max_new_tokens or self.max_new_tokens == 0,
             "min_tokens",
