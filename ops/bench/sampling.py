@@ -37,6 +37,7 @@ from paceline.model.runner import ModelRunner
 from paceline.model.tokenizer import TextCodec
 from paceline.sampling.constraints import SamplingConstraint
 from paceline.sampling.verification import NoiseKeys, draft_tokens
+from paceline.sampling.warping import argmax_lowest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,7 +208,8 @@ def make_stage(
     rows: list[Tensor] = []
     for step in range(NUM_DRAFTED):
         own = logits[step :: NUM_DRAFTED + 1].to(torch.float32)
-        made = next_tokens(own + torch.randn_like(own), sequences, drafts, vocabulary_size)
+        own = own + torch.randn_like(own)
+        made = next_tokens(own, argmax_lowest(own), sequences, drafts, vocabulary_size)
         for n, token in enumerate(made.token_ids.tolist()):
             drafts[n].append(token)
             places[n].append(len(rows) * NUM_SEQUENCES + n if made.has_row[n] else -1)

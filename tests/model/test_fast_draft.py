@@ -75,7 +75,7 @@ def run(module: DraftModule, *, allow_native: bool) -> Tensor:
         [Segment([3, 9, 4, 7, 5], 0, tables[0], 1), Segment([1, 8, 6], 0, tables[1], 1)], BLOCK_SIZE
     )
     slots = batch.slots
-    runner.keep_features(slots, features[: len(slots)])
+    runner.keep_features(slots, features, np.arange(len(slots)))
     before = np.array([-1, *slots[:4], -1, *slots[5:7]])
     hidden = runner.forward(batch, runner.condition(before))
     outputs = [runner.logits(hidden)]

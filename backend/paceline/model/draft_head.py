@@ -182,6 +182,11 @@ class DraftModule(nn.Module):
         return self._embedding
 
     @property
+    def token_table(self) -> Tensor | None:
+        """What :meth:`fold_tokens` made: ``[vocabulary, hidden_size]``."""
+        return self._token_table
+
+    @property
     def rotary_frequencies(self) -> Tensor:
         """``[head_dim / 2]`` float32."""
         return self._frequencies

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -87,9 +88,14 @@ class DraftModuleRunner:
                 _prepack(draft.module)
 
     @torch.inference_mode()
-    def keep_features(self, slots: Int64s, features: Tensor) -> None:
-        """Put the target's features [N, F] of N positions into their slots."""
-        self._features.index_copy_(0, to_device(slots, self.device), features)
+    def keep_features(self, slots: Int64s, features: Tensor, rows: Int64s) -> None:
+        """Put the target's features of N positions into their slots. features: [T, F], of which
+        `rows` [N] are those positions'."""
+        places, sources = to_device(slots, self.device), to_device(rows, self.device)
+        if self._native is not None:
+            self._native.kernels.put_(self._features, places, features, sources)
+        else:
+            self._features.index_copy_(0, places, features.index_select(0, sources))
 
     @torch.inference_mode()
     def condition(self, slots: Int64s) -> Tensor:
@@ -100,11 +106,14 @@ class DraftModuleRunner:
         if not self.feature_layers:
             return self._features.new_zeros(len(slots), self._module.config.hidden_size)
         wanted = to_device(slots, self.device)
+        shape = (len(slots), len(self.feature_layers), -1)
+        if self._native is not None:
+            features = self._native.kernels.pick(self._features, wanted)
+            return self._native.condition(features.view(shape))
         features = self._features[wanted.clamp_min(0)]
         if bool((slots < 0).any()):
             features[wanted < 0] = 0.0
-        module = self._native or self._module
-        return module.condition(features.view(len(slots), len(self.feature_layers), -1))
+        return self._module.condition(features.view(shape))
 
     @torch.inference_mode()
     def recur(self, hidden: Tensor) -> Tensor:
@@ -120,16 +129,28 @@ class DraftModuleRunner:
         before: [T, H], from `condition` or `recur`.
         """
         context = self._context(batch)
-        inputs = self._module.embed(to_device(batch.token_ids, self.device)) + before
+        token_ids = to_device(batch.token_ids, self.device)
         positions = to_device(batch.positions, self.device)
         if self._native is not None and isinstance(context, NativePagedAttention):
-            return self._native.forward(inputs, positions, context)
+            rows = self._native.inputs(token_ids, before)
+            return self._native.forward_(rows, positions, context)
+        inputs = self._module.embed(token_ids) + before
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return context.attend(layer, query, key, value, self._scale, None)
 
         hidden: Tensor = self._module(inputs, positions, attend)
         return hidden
+
+    @torch.inference_mode()
+    def select(self, hidden: Tensor, places: Sequence[int]) -> Tensor:
+        """hidden[places]; the very rows where that is all of them in their order."""
+        if len(places) == len(hidden) and list(places) == list(range(len(hidden))):
+            return hidden
+        wanted = to_device(np.array(places, dtype=np.int64), self.device)
+        if self._native is not None:
+            return self._native.kernels.pick(hidden, wanted)
+        return hidden.index_select(0, wanted)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

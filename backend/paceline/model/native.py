@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.core.native_library import Functions
+
 _FOLDER = Path(__file__).with_name("kernels")
 _SOURCE = _FOLDER / "kernels.cpp"
 _FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
-_FUNCTIONS = {
+_FUNCTIONS: Functions = {
+    "paceline_pick": (*(POINTER,) * 3, LONG, LONG, POINTER),
+    "paceline_put": (*(POINTER,) * 4, LONG, LONG),
     "paceline_norm": (*(POINTER,) * 4, FLOAT, LONG, LONG, POINTER, INT),
     "paceline_rotate": (POINTER, LONG, *(POINTER,) * 3, FLOAT, *(LONG,) * 3, INT),
     "paceline_silu_mul": (POINTER, LONG, LONG, POINTER, INT),
@@ -42,6 +46,8 @@ class Kernels:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self._pick = library.paceline_pick
+        self._put = library.paceline_put
         self._norm = library.paceline_norm
         self._rotate = library.paceline_rotate
         self._silu_mul = library.paceline_silu_mul
@@ -53,6 +59,36 @@ class Kernels:
             self.layer = library.paceline_layer
         # The library shares torch's OpenMP threads, so it takes as many as torch does.
         self.num_threads = torch.get_num_threads()
+
+    def pick(self, table: Tensor, places: Tensor, added: Tensor | None = None) -> Tensor:
+        """table[places], plus added: [N, W]; a negative place stands for zeros.
+
+        table: contiguous [M, W]. places: contiguous int64 [N], below M, which nobody checks. added:
+        contiguous [N, W].
+        """
+        num_rows, width = len(places), table.shape[1]
+        output = table.new_empty(num_rows, width)
+        self._pick(
+            table.data_ptr(),
+            places.data_ptr(),
+            None if added is None else added.data_ptr(),
+            num_rows,
+            width,
+            output.data_ptr(),
+        )
+        return output
+
+    def put_(self, table: Tensor, places: Tensor, rows: Tensor, sources: Tensor) -> None:
+        """table[places] = rows[sources]: contiguous [M, W] and [R, W], int64 [N] each, in range,
+        which nobody checks."""
+        self._put(
+            table.data_ptr(),
+            places.data_ptr(),
+            rows.data_ptr(),
+            sources.data_ptr(),
+            len(places),
+            table.shape[1],
+        )
 
     def norm(self, rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """RMSNorm of rows [T, H]; weight: float32 [H]."""

@@ -217,6 +217,13 @@ class DraftedTokens:
     has_row: npt.NDArray[np.bool_]
 
 
+def draft_highest(places: Tensor, vocab_ids: Tensor | None) -> DraftedTokens:
+    """Greedy drafts. places: int64 [N], the columns of the highest logits. vocab_ids: as for
+    `draft_tokens`."""
+    tokens = places if vocab_ids is None else vocab_ids.index_select(0, places)
+    return DraftedTokens(tokens, None, np.zeros(len(places), dtype=np.bool_))
+
+
 def draft_tokens(
     logits: Tensor,
     params: Sequence[SamplingParams],
@@ -235,9 +242,7 @@ def draft_tokens(
     num_rows, width = logits.shape
     device = logits.device
     if all(p.is_greedy for p in params):
-        tokens = argmax_lowest(logits)
-        tokens = tokens if vocab_ids is None else vocab_ids[tokens]
-        return DraftedTokens(tokens, None, np.zeros(num_rows, dtype=np.bool_))
+        return draft_highest(argmax_lowest(logits), vocab_ids)
     groups = _group([rule_of(p, True, AcceptRule.TOKEN) for p in params], params)
     tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
     probs = None

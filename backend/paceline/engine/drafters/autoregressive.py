@@ -20,6 +20,7 @@ from paceline.engine.drafters.next_tokens import next_tokens
 from paceline.engine.drafters.ngram import serves
 from paceline.engine.drafters.scoring import score_known
 from paceline.model.batch import Segment
+from paceline.sampling.warping import highest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +86,10 @@ class AutoregressiveDrafter(ABC):
     @abstractmethod
     def _logits(self, rows: Tensor) -> Tensor:
         """[N, D] for rows [N, ...]."""
+
+    @abstractmethod
+    def _select(self, rows: Tensor, places: list[int]) -> Tensor:
+        """rows[places]."""
 
     def max_tokens(self, sequence: Sequence) -> int:
         if not self._serves(sequence):
@@ -176,7 +181,8 @@ class AutoregressiveDrafter(ABC):
                     self._output_ids,
                 )
         beginning = [(index, draft) for index, draft, _ in caught_up if draft.limit > 0]
-        return [draft for _, draft in beginning], rows[[ends[index] - 1 for index, _ in beginning]]
+        first = [ends[index] - 1 for index, _ in beginning]
+        return [draft for _, draft in beginning], self._select(rows, first)
 
     def _extend(
         self, growing: list[_Draft], rows: Tensor, num_sampled: int
@@ -187,17 +193,20 @@ class AutoregressiveDrafter(ABC):
         draft whose row is not finite ends here. num_sampled: rows sampled from so far.
         """
         logits = self._logits(rows)
-        is_finite = [math.isfinite(peak) for peak in logits.amax(-1).tolist()]
+        tokens_of_peaks, peaks = highest(logits)
+        is_finite = [math.isfinite(peak) for peak in peaks.tolist()]
         if not all(is_finite):
             for draft, is_good in zip(growing, is_finite, strict=True):
                 if not is_good:
                     self._drop(draft.sequence)
             kept = list(compress(range(len(growing)), is_finite))
             growing, logits, rows = [growing[i] for i in kept], logits[kept], rows[kept]
+            tokens_of_peaks = tokens_of_peaks[kept]
             if not growing:
                 return [], rows, None
         made = next_tokens(
             logits,
+            tokens_of_peaks,
             [draft.sequence for draft in growing],
             [draft.ids for draft in growing],
             self._vocabulary_size,

@@ -15,7 +15,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from paceline.engine.drafters.autoregressive import AutoregressiveDrafter
 from paceline.model.batch import pack, slots_of
@@ -78,9 +77,9 @@ class HeadDrafter(AutoregressiveDrafter):
             rows += range(outcome.first_row, outcome.first_row + end - start)
         if not slots:
             return
-        if len(rows) < len(features):
-            features = features[torch.tensor(rows, device=features.device)]
-        self._runner.keep_features(np.array(slots, dtype=np.int64), features)
+        self._runner.keep_features(
+            np.array(slots, dtype=np.int64), features, np.array(rows, dtype=np.int64)
+        )
 
     def _known_rows(self, segments: Many[Segment]) -> tuple[Tensor, list[int]]:
         """True rows, made of the target's features: hidden rows [T, H] of all tokens."""
@@ -94,8 +93,11 @@ class HeadDrafter(AutoregressiveDrafter):
         return self._runner.forward(pack(segments, self._block_size), inputs), ends
 
     def _drafted_rows(self, segments: Many[Segment], rows: Tensor, origins: list[int]) -> Tensor:
-        before = self._runner.recur(rows[origins])
+        before = self._runner.recur(self._select(rows, origins))
         return self._runner.forward(pack(segments, self._block_size), before)
 
     def _logits(self, rows: Tensor) -> Tensor:
         return self._runner.logits(rows)
+
+    def _select(self, rows: Tensor, places: list[int]) -> Tensor:
+        return self._runner.select(rows, places)

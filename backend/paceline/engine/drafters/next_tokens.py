@@ -9,7 +9,13 @@ import torch
 
 from paceline.sampling.constraints import RowEdits
 from paceline.sampling.edits import apply_edits
-from paceline.sampling.verification import DraftedTokens, NoiseKeys, draft_tokens
+from paceline.sampling.verification import (
+    DraftedTokens,
+    NoiseKeys,
+    draft_highest,
+    draft_tokens,
+)
+from paceline.sampling.warping import argmax_lowest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
 
 def next_tokens(
     logits: Tensor,
+    tokens_of_peaks: Tensor,
     sequences: Many[Sequence],
     drafted: Many[Many[int]],
     vocabulary_size: int,
@@ -30,6 +37,7 @@ def next_tokens(
 
     Args:
         logits: [N, V], one finite row for each sequence.
+        tokens_of_peaks: int64 [N], the lowest index of the highest logit of each row.
         drafted: ids of the target's vocabulary that each draft already has.
         vocabulary_size: of the target.
         vocab_ids: int64 [V], the target's id of each column, rising; None where they are equal.
@@ -44,6 +52,9 @@ def next_tokens(
         # What the target may say can be outside a draft's vocabulary; any draft is as good then.
         is_empty = edited.amax(-1, keepdim=True) == float("-inf")
         logits = torch.where(is_empty, logits.to(torch.float32), edited)
+    params = [sequence.request.sampling for sequence in sequences]
+    if all(p.is_greedy for p in params):
+        return draft_highest(argmax_lowest(logits) if edits else tokens_of_peaks, vocab_ids)
     positions = [
         sequence.num_tokens + len(ids) for sequence, ids in zip(sequences, drafted, strict=True)
     ]
@@ -52,5 +63,4 @@ def next_tokens(
         positions=np.array(positions, dtype=np.int64),
         rounds=np.array([sequence.round for sequence in sequences], dtype=np.int64),
     )
-    params = [sequence.request.sampling for sequence in sequences]
     return draft_tokens(logits, params, keys, vocabulary_size, vocab_ids)

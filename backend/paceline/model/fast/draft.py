@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _SEED = 4
 
 
+_FIRST_POSITIONS = 1024
+
+
 class NativeDraft:
     """What a `DraftModule` computes, with the same methods; `forward` takes the pass's context.
 
@@ -38,6 +41,8 @@ class NativeDraft:
     def __init__(self, module: DraftModule, kernels: Kernels) -> None:
         config = module.config
         self.kernels = kernels
+        self._embed = module.embed
+        self._token_table = module.token_table
         self._operations = NativeOperations(kernels)
         memory = WeightMemory()
         self._unit = NormWeight(torch.ones(config.hidden_size), config.rms_norm_eps)
@@ -49,6 +54,7 @@ class NativeDraft:
         self._norm = _norm(module.output_norm, config.rms_norm_eps)
         self._output = _projection(module.output, kernels, memory)
         self._frequencies = module.rotary_frequencies
+        self._cos, self._sin = self._angles(_FIRST_POSITIONS)
         self._layers: list[NativeLayer] = []
         for index, layer in enumerate(module.layers):
             assert isinstance(layer, DraftLayer)
@@ -69,12 +75,19 @@ class NativeDraft:
         assert self._recurrent_projection is not None
         return self._recurrent_projection(self._scaled(hidden))
 
-    def forward(self, inputs: Tensor, positions: Tensor, context: NativePagedAttention) -> Tensor:
-        """See `DraftModule.forward`."""
-        rows = inputs.contiguous().clone()
-        angles = positions.to(torch.float32)[:, None] * self._frequencies
-        angles = torch.cat((angles, angles), dim=-1)
-        rotation = Rotation(angles.cos().to(rows.dtype), angles.sin().to(rows.dtype))
+    def inputs(self, token_ids: Tensor, before: Tensor) -> Tensor:
+        """What a pass begins with: `DraftModule.embed`, plus before [N, hidden_size]."""
+        if self._token_table is None:
+            return self._embed(token_ids) + before
+        return self.kernels.pick(self._token_table, token_ids, before)
+
+    def forward_(self, rows: Tensor, positions: Tensor, context: NativePagedAttention) -> Tensor:
+        """See `DraftModule.forward`; in place on contiguous rows. positions: contiguous int64."""
+        last = int(positions.max())
+        if last >= len(self._cos):
+            self._cos, self._sin = self._angles(2 * last)
+        pick = self.kernels.pick
+        rotation = Rotation(pick(self._cos, positions), pick(self._sin, positions))
         scratch = rows.new_empty(len(rows) * self._layers[0].scratch_width)
         for layer in self._layers:
             layer.forward_(rows, rotation, context, scratch)
@@ -86,6 +99,13 @@ class NativeDraft:
 
     def _scaled(self, rows: Tensor) -> Tensor:
         return self._operations.norm(rows, self._unit)
+
+    def _angles(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """cos and sin by position, [num_positions, head_dim] each."""
+        positions = torch.arange(num_positions, dtype=torch.float32)
+        angles = positions[:, None] * self._frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
 
 
 @torch.inference_mode()
@@ -138,7 +158,8 @@ def _is_equal(module: DraftModule, native: NativeDraft) -> bool:
         rows = torch.randn(batch.num_tokens, config.hidden_size, generator=generator)
         inputs = rows.to(torch.bfloat16)
         positions = torch.from_numpy(batch.positions)
-        value = native.forward(inputs, positions, NativePagedAttention(batch, ours))
+        context = NativePagedAttention(batch, ours)
+        value = native.forward_(inputs.clone(), positions, context)
         original = module(inputs, positions, _attend(PagedAttention(batch, plain), module))
         true = exact(inputs.float(), positions, _attend(PagedAttention(batch, wide), module))
         triples = [

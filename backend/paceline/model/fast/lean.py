@@ -134,7 +134,7 @@ class LeanDecoder:
         Returns:
             logits [R, V], and features [T, F] side by side in the order asked for, or None.
         """
-        rows = F.embedding(token_ids, self._embedding)
+        rows = self._operations.pick(self._embedding, token_ids)
         rotation = self._rotary.rotation(positions)
         features: dict[int, Tensor] = {}
         if self._native and isinstance(context, NativePagedAttention):
@@ -151,7 +151,7 @@ class LeanDecoder:
         if FINAL_NORM in feature_layers:
             rows = features[FINAL_NORM] = self._operations.norm(rows, self._norm)
         if len(logit_rows) != len(rows):
-            rows = rows[logit_rows]
+            rows = self._operations.pick(rows, logit_rows)
         if FINAL_NORM not in feature_layers:
             rows = self._operations.norm(rows, self._norm)
         logits = self._head(rows) if len(rows) else rows.new_empty(0, self._vocabulary_rows)
@@ -216,7 +216,7 @@ def make_decoder(
     embedding = parts.embedding.weight.detach()
     return LeanDecoder(
         embedding=embedding,
-        rotary=RotaryTable(parts.rotary, num_positions, embedding),
+        rotary=RotaryTable(parts.rotary, num_positions, embedding, operations),
         layers=layers,
         norm=make_norm(parts.norm),
         head=_merge(operations, memory, parts.head),

@@ -55,9 +55,12 @@ class RotaryTable:
     module: takes rows [1, T, H] and positions [1, T], gives cos and sin [1, T, D].
     """
 
-    def __init__(self, module: nn.Module, num_positions: int, like: Tensor) -> None:
+    def __init__(
+        self, module: nn.Module, num_positions: int, like: Tensor, operations: Operations
+    ) -> None:
         """like: of the dtype and on the device of the rows."""
         self._module = module
+        self._operations = operations
         self._like = like.new_empty(1, 1, 1)
         self._table: tuple[Tensor, Tensor] | None = None
         is_fixed = getattr(module, "rope_type", None) in _FIXED_ROTATIONS
@@ -68,7 +71,7 @@ class RotaryTable:
         """positions: int64 [T]."""
         if self._table is None:
             return Rotation(*self._ask(positions))
-        return Rotation(*(side.index_select(0, positions) for side in self._table))
+        return Rotation(*(self._operations.pick(side, positions) for side in self._table))
 
     def _ask(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self._module(self._like, positions[None])
@@ -83,6 +86,10 @@ class Operations(Protocol):
 
     @property
     def kernels(self) -> Kernels | None: ...
+
+    def pick(self, table: Tensor, places: Tensor) -> Tensor:
+        """table[places]: [N, W] of a contiguous table [M, W]; places: int64 [N], all in range."""
+        ...
 
     def norm(self, rows: Tensor, norm: NormWeight) -> Tensor:
         """RMSNorm of rows [T, H]."""
@@ -105,6 +112,10 @@ class TorchOperations:
     """On torch's kernels, for any device."""
 
     kernels: None = None
+
+    def pick(self, table: Tensor, places: Tensor) -> Tensor:
+        """See `Operations`."""
+        return table.index_select(0, places)
 
     def norm(self, rows: Tensor, norm: NormWeight) -> Tensor:
         """See `Operations`."""
@@ -139,6 +150,10 @@ class NativeOperations:
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
         self._torch = TorchOperations()
+
+    def pick(self, table: Tensor, places: Tensor) -> Tensor:
+        """See `Operations`."""
+        return self.kernels.pick(table, places.contiguous())
 
     def norm(self, rows: Tensor, norm: NormWeight) -> Tensor:
         """See `Operations`."""

@@ -26,6 +26,16 @@ extern "C" {
 
 int paceline_has_products() { return PACELINE_HAS_PRODUCTS; }
 
+void paceline_pick(const bf16* table, const int64_t* places, const bf16* added, int64_t num_rows,
+                   int64_t width, bf16* out) {
+  pick_rows(table, places, added, num_rows, width, out);
+}
+
+void paceline_put(bf16* table, const int64_t* places, const bf16* rows, const int64_t* sources,
+                  int64_t num_rows, int64_t width) {
+  put_rows(table, places, rows, sources, num_rows, width);
+}
+
 void paceline_norm(const bf16* rows, const bf16* added, bf16* total, const float* weight,
                    float epsilon, int64_t num_rows, int64_t width, bf16* out, int num_threads) {
   norm_rows(rows, added, total, weight, epsilon, num_rows, width, out, num_threads);

@@ -1,9 +1,33 @@
-// Operations on single rows: norms, rotary embedding, gates. One pass each.
+// Operations on single rows: look-ups, norms, rotary embedding, gates. One pass each.
 #pragma once
 
 #include "vectors.h"
 
 namespace {
+
+// out[i] = table[places[i]], or with `added` that plus added[i]; a negative place stands for zeros.
+void pick_rows(const bf16* table, const int64_t* places, const bf16* added, int64_t num_rows,
+               int64_t width, bf16* out) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    bf16* target = out + r * width;
+    if (places[r] < 0)
+      std::memset(target, 0, size_t(width) * sizeof(bf16));
+    else
+      std::memcpy(target, table + places[r] * width, size_t(width) * sizeof(bf16));
+    if (added == nullptr) continue;
+    const bf16* more = added + r * width;
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) store(target + i, load(target + i) + load(more + i));
+    for (; i < width; ++i) target[i] = to_bf16(to_float(target[i]) + to_float(more[i]));
+  }
+}
+
+// table[places[i]] = rows[sources[i]].
+void put_rows(bf16* table, const int64_t* places, const bf16* rows, const int64_t* sources,
+              int64_t num_rows, int64_t width) {
+  for (int64_t r = 0; r < num_rows; ++r)
+    std::memcpy(table + places[r] * width, rows + sources[r] * width, size_t(width) * sizeof(bf16));
+}
 
 float square_sum(const bf16* row, int64_t width) {
   Floats total{};
