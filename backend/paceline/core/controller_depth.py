@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _NEGLIGIBLE = 0.02
 _POLISHED = 4
+_DEEPEST = 32
 
 
 class DraftOffer(NamedTuple):
@@ -81,17 +82,11 @@ def choose_depths(
     num_units = sum(len(offer.survivals) for offer in offers)
     if not num_units:
         return Depths([0] * len(offers), tokens, base_seconds)
-    target = cost.target_range(base, num_units)
-    first_drafted = base.num_drafted
-    verify = cost.verify_curve(base.is_drawn).dense(first_drafted + num_units)
-    sample_factor = cost.sample_factor
-    passes = cost.draft_curve(base.is_drawn).dense(len(offers) + sum(base.draft_rows[:1]))
-    draft_factor = cost.draft_factor
-    draft_row = cost.draft_row_seconds(base.is_drawn)
-    units = _sorted_units(offers, target, passes, draft_factor, base_seconds)
+    prices = _prices(cost, base, base_seconds, num_units, len(offers))
+    fixed, target, verifying, passes, at_first, draft_row = prices
+    units = _sorted_units(offers, target, passes, base_seconds)
 
-    fixed = base_seconds - target[0] - verify[first_drafted] * sample_factor
-    at_depth = list(base.draft_rows) + [0] * 32
+    at_depth = list(at_first)
     draft_seconds = 0.0
     best_rate, best_size, best_tokens, best_seconds = tokens / base_seconds, 0, tokens, base_seconds
     for size, (_, depth, index, survival, uses_model) in enumerate(units, start=1):
@@ -99,11 +94,10 @@ def choose_depths(
         if uses_model:
             rows = at_depth[depth]
             at_depth[depth] = rows + 1
-            draft_seconds += (passes[rows + 1] - passes[rows]) * draft_factor
+            draft_seconds += passes[rows + 1] - passes[rows]
             if depth == 0 and offers[index].lag > 1:
                 draft_seconds += (offers[index].lag - 1) * draft_row / offers[index].horizon
-        verifying = verify[first_drafted + size] * sample_factor
-        seconds = fixed + target[size] + verifying + draft_seconds
+        seconds = fixed + target[size] + verifying[size] + draft_seconds
         rate = tokens / seconds
         if rate > best_rate:
             best_rate, best_size, best_tokens, best_seconds = rate, size, tokens, seconds
@@ -112,18 +106,62 @@ def choose_depths(
         counts[unit[2]] += 1
     found = Depths(counts, best_tokens, best_seconds)
     if best_size and len(offers) <= _POLISHED:
-        return _polished(cost, base, offers, found)
+        return _polished(prices, offers, found)
     return found
 
 
-def _polished(
-    cost: CostModel, base: StepShape, offers: Sequence[DraftOffer], found: Depths
-) -> Depths:
+class _Prices(NamedTuple):
+    """Seconds of a step in which something is drafted: those of all that does not depend on it, of
+    the target pass and of verifying by drafted tokens, of a draft pass by its rows. at_first: rows
+    that each draft pass has before. draft_row: of catching up, a token."""
+
+    fixed: float
+    target: Sequence[float]
+    verifying: Sequence[float]
+    passes: Sequence[float]
+    at_first: Sequence[int]
+    draft_row: float
+
+    def of(self, offers: Sequence[DraftOffer], counts: Sequence[int]) -> float:
+        """The step with so many tokens drafted for each offer."""
+        size = sum(counts)
+        seconds = self.fixed + self.target[size] + self.verifying[size]
+        asked = []
+        for offer, count in zip(offers, counts, strict=True):
+            if count and offer.uses_model:
+                asked.append(count)
+                if offer.lag > 1:
+                    seconds += (offer.lag - 1) * self.draft_row / offer.horizon
+        passes, first, deepest = self.passes, self.at_first, max(asked, default=0)
+        for depth in range(deepest):
+            more = sum([count > depth for count in asked])
+            seconds += passes[first[depth] + more] - passes[first[depth]]
+        return seconds
+
+
+def _prices(
+    cost: CostModel, base: StepShape, base_seconds: float, num_units: int, num_offers: int
+) -> _Prices:
+    first = base.num_drafted
+    verify = cost.verify_curve(base.is_drawn).dense(first + num_units)
+    verifying = [second * cost.sample_factor for second in verify[first : first + num_units + 1]]
+    most = num_offers + max(base.draft_rows, default=0)
+    passes = cost.draft_curve(base.is_drawn).dense(most)
+    target = cost.target_range(base, num_units)
+    return _Prices(
+        base_seconds - target[0] - verifying[0],
+        target,
+        verifying,
+        [second * cost.draft_factor for second in passes[: most + 1]],
+        [*base.draft_rows, *[0] * _DEEPEST],
+        cost.draft_row_seconds(base.is_drawn),
+    )
+
+
+def _polished(prices: _Prices, offers: Sequence[DraftOffer], found: Depths) -> Depths:
     """Better neighbours, while there are any: for one session a token more, one less or none, for
     all that use the model a lower depth. The order of units prices a draft pass as if all shared
     it, which is off most where there are few to share."""
-    draft_row = cost.draft_row_seconds(base.is_drawn)
-    caught_up = [offer._replace(lag=0) for offer in offers]
     is_better = True
     while is_better:
         is_better = False
@@ -131,10 +169,7 @@ def _polished(
             tokens = found.tokens
             for offer, now, count in zip(offers, found.counts, counts, strict=True):
                 tokens += sum(offer.survivals[now:count]) - sum(offer.survivals[count:now])
-            seconds = cost.step_seconds(drafting_shape(base, caught_up, counts))
-            for offer, count in zip(offers, counts, strict=True):
-                if count and offer.lag > 1:
-                    seconds += (offer.lag - 1) * draft_row / offer.horizon
+            seconds = prices.of(offers, counts)
             if tokens / seconds > found.rate * (1.0 + 1e-9):
                 found = Depths(counts, tokens, seconds)
                 is_better = True
@@ -214,13 +249,12 @@ def _sorted_units(
     offers: Sequence[DraftOffer],
     target: Sequence[float],
     passes: Sequence[float],
-    draft_factor: float,
     base_seconds: float,
 ) -> list[tuple[float, int, int, float, bool]]:
     """(rank, depth, offer, survival, uses_model), best first."""
     row_price = (target[-1] - target[0]) / (len(target) - 1) + 1e-3 * base_seconds / len(target)
     num_model = sum(offer.uses_model for offer in offers)
-    pass_price = passes[num_model] * draft_factor / num_model if num_model else 0.0
+    pass_price = passes[num_model] / num_model if num_model else 0.0
     units = []
     for index, offer in enumerate(offers):
         uses_model = offer.uses_model
