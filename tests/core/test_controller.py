@@ -241,7 +241,8 @@ def test_a_probe_follows_the_pause_and_its_result_decides() -> None:
             [choice] = control.decide(base_of(1), 1, offered)
             assert choice == Choice()
             assert control.reason(session) == (
-                "off: too little was accepted, next probe in 128 tokens; the last probe found 0.30"
+                "off: too little would be accepted to pay, next probe in 128 tokens; "
+                "the last probe found 0.30"
             )
 
 

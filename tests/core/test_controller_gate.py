@@ -143,7 +143,21 @@ def test_back_on_needs_half_accepted_and_five_percent(
     assert state.gate is Gate.PROBING
     after = gates.after_probe(state, acceptance, gain, 0)
     assert after.gate is gate
-    assert after.probed == (acceptance if acceptance < 0.5 else None), "told where it is the cause"
+    assert after.probed == (acceptance if gate is Gate.OFF else None)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "gain", "gate"),
+    [(0.40, 1.0, Gate.ON), (0.55, 1.0, Gate.ON), (0.39, 1.5, Gate.OFF)],
+)
+def test_a_probe_closes_an_open_gate_below_the_threshold_only(
+    acceptance: float, gain: float, gate: Gate
+) -> None:
+    on = rounds(GateState(), [1, 0] * 8)
+    after = gates.after_probe(gates.begin_probe(on), acceptance, gain, 99)
+    assert (after.gate, after.pause, after.paused_at) == (gate, 128, 99)
+    assert after.acceptance == 0.5, "the window stays"
+    assert gates.without_result(gates.begin_probe(on), 99) == on._replace(paused_at=99)
 
 
 def test_what_a_probe_found_is_forgotten_when_something_newer_is_known() -> None:

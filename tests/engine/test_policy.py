@@ -154,6 +154,27 @@ def test_a_collapse_switches_one_session_off_and_its_return_on_again(
     assert faster.expected_plain_ms > faster.draft_ms + faster.verify_ms
 
 
+def test_a_session_that_nothing_is_drafted_for_is_probed_before_its_gate_closes(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    # Costly drafts, rejected from the start: none pays any more long before 24 close the gate.
+    table = replace(TABLE, draft_greedy=Curve((1, 128), (0.010, 0.012)))
+    served = Served(answers, lambda name, position: position >= 30, table)
+    session = served.controller.session("session/a")
+    served.submit("a")
+    while session.num_emitted < 60:
+        served.engine.step()
+    assert session.model_gate.gate is Gate.ON
+    assert session.model_gate.num_examined < 24
+    assert served.drafter.num_scored_passes == 0
+    served.run()
+    assert served.drafter.num_scored_passes == 1
+    assert Gate.PROBING in served.gates("a")
+    assert session.model_gate.acceptance == 1.0
+    assert served.outputs.finished["a"].summary.num_passed > 200, "drafting has come back"
+    assert served.controller.acceptances.num_gate_flips == 0, "it never was closed"
+
+
 def test_what_was_learnt_of_a_session_survives_its_request(
     answers: dict[tuple[int, ...], list[int]],
 ) -> None:

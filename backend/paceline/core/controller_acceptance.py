@@ -177,6 +177,8 @@ class Acceptances:
         )
 
     def _set_model_gate(self, session: SessionControl, state: GateState) -> None:
-        if state.gate is not session.model_gate.gate and state.gate is not Gate.PROBING:
+        known = session.model_gate
+        before = known.was if known.gate is Gate.PROBING else known.gate
+        if state.gate is not before and state.gate is not Gate.PROBING:
             self.num_gate_flips += 1
         session.model_gate = state

@@ -17,6 +17,10 @@ nothing is off after 24 all the same, and every one that is below 0.40 after 64.
              gain of 5 % or more            |
                         else OFF again, <---'  and the pause is twice as long, up to 1024
 
+A gate that is on may be probed too, where what is expected of its drafts is too little for any to
+be made: nothing is examined then, and nobody would find out that it is wrong. Such a probe closes
+it below 0.40 only, and not for want of a result.
+
 Pure functions over a frozen state. A gate belongs to one drafter of one session and outlives
 requests.
 """
@@ -45,7 +49,8 @@ class GateState(NamedTuple):
     """outcomes: the last examined positions as bits, newest lowest, 1 for accepted; num_examined
     of them, at most 64. pause: tokens to emit before the next probe, counted from `paused_at`: how
     many the session had emitted when a position was examined last, or a probe failed. probed: the
-    acceptance that the last probe found, where it was too low and nothing was examined since."""
+    acceptance that the last probe found, where it left the gate closed and nothing was examined
+    since. was: what a gate that is being probed was before."""
 
     gate: Gate = Gate.ON
     outcomes: int = 0
@@ -53,6 +58,7 @@ class GateState(NamedTuple):
     pause: int = FIRST_PAUSE
     paused_at: int = 0
     probed: float | None = None
+    was: Gate = Gate.ON
 
     @property
     def acceptance(self) -> float | None:
@@ -69,10 +75,11 @@ class GateState(NamedTuple):
 
 def record(state: GateState, num_accepted: int, num_examined: int) -> GateState:
     """The window with one round more: num_accepted ones, then a zero if it was rejected."""
-    gate, outcomes, known, pause, paused_at, _ = state
+    gate, outcomes, known, pause, paused_at, *_ = state
     bits = ((1 << num_accepted) - 1) << (num_examined - num_accepted)
     outcomes = ((outcomes << num_examined) | bits) & _MASK
-    return GateState(gate, outcomes, min(WINDOW, known + num_examined), pause, paused_at)
+    known = min(WINDOW, known + num_examined)
+    return GateState(gate, outcomes, known, pause, paused_at, was=state.was)
 
 
 def after_round(
@@ -102,11 +109,11 @@ def after_round(
             gate = Gate.OFF
         elif known == WINDOW:
             pause = FIRST_PAUSE
-    return GateState(gate, outcomes, known, pause, num_emitted)
+    return GateState(gate, outcomes, known, pause, num_emitted, was=state.was)
 
 
 def begin_probe(state: GateState) -> GateState:
-    return state._replace(gate=Gate.PROBING)
+    return state._replace(gate=Gate.PROBING, was=state.gate)
 
 
 def after_probe(
@@ -120,10 +127,12 @@ def after_probe(
     pause = min(LAST_PAUSE, 2 * state.pause)
     if acceptance >= off_below + ON_ABOVE and gain >= LEAST_GAIN:
         return GateState(Gate.ON, pause=pause, paused_at=num_emitted)
-    probed = acceptance if acceptance < off_below + ON_ABOVE else None
-    return state._replace(gate=Gate.OFF, pause=pause, paused_at=num_emitted, probed=probed)
+    after = state._replace(pause=pause, paused_at=num_emitted)
+    if state.was is Gate.ON and acceptance >= off_below:
+        return after._replace(gate=Gate.ON)
+    return after._replace(gate=Gate.OFF, probed=acceptance)
 
 
 def without_result(state: GateState, num_emitted: int) -> GateState:
-    """A probe that examined too little to tell: as long a pause again."""
-    return state._replace(gate=Gate.OFF, paused_at=num_emitted, probed=None)
+    """A probe that examined too little to tell: as it was, and as long a pause again."""
+    return state._replace(gate=state.was, paused_at=num_emitted, probed=None)

@@ -306,7 +306,8 @@ class AdaptivePolicy:
                 controller.observe_copies(session, scored, base, num_decoding)
         controller.observe_tokens(session, outcome.num_committed)
         if self._model is not None:
-            _remember(outcome, followed)
+            is_drafting = choice is not None and choice.drafter is DrafterKind.MODEL
+            _remember(outcome, followed, is_drafting=is_drafting and outcome.num_drafted > 0)
 
     def _shapes(self, outcomes: Many[Outcome], followed: Many[_Followed]) -> _Shapes:
         num_rows = num_logits = num_drafted = context = num_ours = 0
@@ -372,10 +373,10 @@ class AdaptivePolicy:
             passes[depth] += 1
 
 
-def _remember(outcome: Outcome, followed: _Followed) -> None:
-    """Keep what the target thought of its token while drafting is off."""
+def _remember(outcome: Outcome, followed: _Followed, *, is_drafting: bool) -> None:
+    """Keep what the target thought of its token while the draft model drafts nothing."""
     known = followed.target_probs
-    if followed.session.model_gate.gate is Gate.ON:
+    if is_drafting:
         if known:
             known.clear()
     elif outcome.target_prob is not None and outcome.num_accepted < outcome.num_committed:
