@@ -10,8 +10,9 @@ adaptive. All are requests to the same engine, which differ in their `speculatio
 `num_speculative_tokens`. Sessions ask again as soon as they are answered, and a turn counts the
 tokens of a stretch of time in which all of them decode; its length follows from `--minutes`.
 Sessions go on under their keys from turn to turn, as conversations do, so what was learnt of them
-stays; their texts change from round to round. Before the rounds that count, every column has a
-turn, adaptive two.
+stays; their texts change from round to round. Where fewer than four decode at once, four take turns
+round by round, so that no cell rests on a single one; such cells have two rounds for each of them
+at least. Before the rounds that count, every column has a turn, adaptive two with each session.
 
 The column "no gate" is adaptive without the session gate (`--min-acceptance 0`): measured cost
 alone decides. It has no part in the verdict, but says what the gate at 0.40 costs: a cell that is
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 LEAST_OF_PLAIN = 0.97
 LEAST_OF_BEST = 0.95
+LEAST_SESSIONS = 4
 
 COLUMNS = {
     "off": Column(Speculation.OFF),
@@ -79,9 +81,12 @@ class Cell:
     def measure(self, loop: ClosedLoop, rounds: int, seconds: float) -> None:
         """All its turns, of so many seconds each."""
         rng = random.Random(f"{self.workload.name} {self.num_sessions}")
-        for name in [*self._columns, "adaptive", NO_GATE]:
+        for name in self._columns:
             self._turn(loop, name, 0, seconds)
-        for number in range(1, rounds + 1):
+        for number in range(1, 2 * num_groups(self.num_sessions)):
+            for name in ("adaptive", NO_GATE):
+                self._turn(loop, name, number, seconds)
+        for number in range(1, num_rounds(self.num_sessions, rounds) + 1):
             order = list(self._columns)
             rng.shuffle(order)
             for name in order:
@@ -90,7 +95,8 @@ class Cell:
     def _turn(self, loop: ClosedLoop, name: str, number: int, seconds: float) -> Turn:
         """In every round a session goes on with another text, the same one for all columns."""
         prompts = prompts_of(self._codec, self.workload, self.num_sessions, number)
-        key = f"{self.workload.name}/{self.num_sessions}/{name}"
+        group = number % num_groups(self.num_sessions)
+        key = f"{self.workload.name}/{self.num_sessions}/{name}/{group}"
         sampling = self.workload.sampling
         gate = self._controller.acceptances.min_acceptance
         self._controller.acceptances.min_acceptance = 0.0 if name == NO_GATE else gate
@@ -163,6 +169,23 @@ class Cell:
         }
 
 
+def num_groups(num_sessions: int) -> int:
+    """Groups of sessions that take turns."""
+    return max(1, LEAST_SESSIONS // num_sessions)
+
+
+def num_rounds(num_sessions: int, rounds: int) -> int:
+    """Rounds that count."""
+    groups = num_groups(num_sessions)
+    return rounds if groups == 1 else max(rounds, 2 * groups)
+
+
+def num_turns(num_sessions: int, num_columns: int, rounds: int) -> int:
+    """All turns of a cell."""
+    warming = num_columns + 2 * (2 * num_groups(num_sessions) - 1)
+    return warming + num_columns * num_rounds(num_sessions, rounds)
+
+
 def _ratio(part: float, whole: float) -> float | None:
     return round(part / whole, 4) if whole else None
 
@@ -186,11 +209,12 @@ def main() -> int:
             if (name in options.columns or name in ("off", "adaptive"))
             and (models.draft is not None or column.drafter is not DrafterKind.MODEL)
         }
-        num_cells = len(options.sessions) * len(workloads)
         columns[NO_GATE] = columns["adaptive"]
-        num_turns = num_cells * ((1 + options.rounds) * len(columns) + 2)
-        seconds = options.minutes * 60.0 / num_turns
-        print(f"{num_cells} cells, {num_turns} turns of {seconds:.2f} s and their prompts\n")
+        turns = len(workloads) * sum(
+            num_turns(count, len(columns), options.rounds) for count in options.sessions
+        )
+        seconds = options.minutes * 60.0 / turns
+        print(f"{turns} turns of {seconds:.2f} s and their prompts\n")
         heading = "".join(f"{name:>10}" for name in columns)
         print(f"{'workload':16} {'sessions':>8} {'off tok/s':>9} {heading}  of best")
         loop = ClosedLoop(engine, options.tokens)
