@@ -470,6 +470,7 @@ def test_chart_of_what_does_not_fit_shows_memory_alone(tmp_path: Path) -> None:
         (["--draft", "ngram", "--plot", "plan.pdf"], "plot"),
         (["--draft", "ngram", "--pass-us", "-1"], "pass_us"),
         (["--draft", "ngram", "--devices", "3"], "heads"),
+        (["--draft", "ngram", "--max-gamma", "0"], "max-gamma"),
     ],
 )
 def test_command_explains_bad_input(extra: list[str], word: str) -> None:

@@ -81,7 +81,12 @@ def plan_command(
     ] = 2048,
     max_gamma: Annotated[
         int | None,
-        typer.Option("--max-gamma", help="Most tokens drafted in a step; 6, and 16 for ngram."),
+        typer.Option(
+            "--max-gamma",
+            min=1,
+            max=32,
+            help="Most tokens drafted in a step; by default 6, and 16 for ngram.",
+        ),
     ] = None,
     workload: Annotated[
         str,
@@ -235,7 +240,7 @@ def _plan_all(
                     device=device,
                     acceptance=profile,
                     num_devices=count,
-                    max_gamma=max_gamma or draft.kind.max_gamma,
+                    max_gamma=draft.kind.max_gamma if max_gamma is None else max_gamma,
                     **common,
                 )
                 plans.append(make_plan(setup))
@@ -278,7 +283,7 @@ def _measure_all(
             prompts,
             num_tokens=num_tokens,
             temperature=temperature,
-            max_gamma=max_gamma or kind.max_gamma,
+            max_gamma=kind.max_gamma if max_gamma is None else max_gamma,
         )
         profile = profile_from_counts(
             path.name,
