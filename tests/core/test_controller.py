@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -381,3 +382,19 @@ def test_a_match_grows_by_one_with_every_token_that_proves_right() -> None:
 def test_without_prefill_keeps_forced_drafts() -> None:
     base = StepShape(3, 3 + 4 + 100, 3 + 4, 500, num_drafted=4)
     assert without_prefill(base, 3) == StepShape(3, 7, 7, 500, num_drafted=4)
+
+
+def test_a_draft_that_no_ledger_holds_is_cut_and_not_refused_for_ever() -> None:
+    costly = replace(
+        MEMORY_BOUND,
+        draft_greedy=Curve((1, 64), (0.012, 0.013)),
+        draft_drawn=Curve((1, 64), (0.012, 0.013)),
+    )
+    control = Controller(CostModel(costly), ControllerSettings(max_sequences=1))
+    session = control.session("s0")
+    for _ in range(30):
+        control.acceptances.observe_model_round(session, 0, [1.0] * 6, 6, 6)
+    assert control.ledger.capacity < 6 * 0.012
+    [choice] = control.decide(base_of(1), 1, candidates(control, 1))
+    assert 1 <= choice.num_drafted < 6
+    assert session.why.kind == "model"

@@ -134,18 +134,28 @@ class Controller:
                 self._num_since_plain = 0
                 self._say(candidates, Why("refresh"))
                 return choices
-            shape = drafting_shape(base, offers, best.counts)
-            worst = self.cost.step_seconds(shape)
+            counts, worst = self._affordable(base, offers, best.counts, plain)
             if not self.ledger.has_room(worst, plain.seconds):
-                best = plain
                 self._say(candidates, Why("ledger", (self.ledger.level, self.ledger.capacity)))
             else:
-                self._fill(choices, candidates, offers, best.counts, base)
+                self._fill(choices, candidates, offers, counts, base)
         else:
             for candidate, offer in zip(candidates, offers, strict=True):
                 candidate.session.why = self._why_plain(candidate, offer, base)
         self._probe(base, num_decoding, candidates, choices, plain)
         return choices
+
+    def _affordable(
+        self, base: StepShape, offers: Sequence[DraftOffer], counts: list[int], plain: Depths
+    ) -> tuple[list[int], float]:
+        """The counts, less deep where even an empty ledger would not hold their worst case, and
+        the seconds of a step with them."""
+        worst = self.cost.step_seconds(drafting_shape(base, offers, counts))
+        while max(counts) > 1 and not self.ledger.ever_has_room(worst, plain.seconds):
+            deepest = max(counts) - 1
+            counts = [min(deepest, count) for count in counts]
+            worst = self.cost.step_seconds(drafting_shape(base, offers, counts))
+        return counts, worst
 
     def _copy_offer(self, candidate: Candidate) -> DraftOffer:
         session = candidate.session

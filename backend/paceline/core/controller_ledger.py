@@ -37,6 +37,10 @@ class Ledger:
         within the bound."""
         return self.level + worst_seconds - TOLERANCE * plain_seconds <= self.capacity
 
+    def ever_has_room(self, worst_seconds: float, plain_seconds: float) -> bool:
+        """The same of an empty ledger; without it such a step would be refused for ever."""
+        return worst_seconds - TOLERANCE * plain_seconds <= self.capacity
+
     def after_plain(self, measured: float) -> Ledger:
         """A step without drafts."""
         return self._at(self.level - (TOLERANCE - 1.0) * measured)
