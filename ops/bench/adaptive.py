@@ -10,9 +10,10 @@ adaptive. All are requests to the same engine, which differ in their `speculatio
 `num_speculative_tokens`. Sessions ask again as soon as they are answered, and a turn counts the
 tokens of a stretch of time in which all of them decode; its length follows from `--minutes`.
 Sessions go on under their keys from turn to turn, as conversations do, so what was learnt of them
-stays; their texts change from round to round. Where fewer than four decode at once, four take turns
-round by round, so that no cell rests on a single one; such cells have two rounds for each of them
-at least. Before the rounds that count, every column has a turn, adaptive two with each session.
+stays; their texts change from round to round. Where fewer than four decode at once, groups of them
+take turns round by round, so that no cell rests on a single session; such cells have two rounds for
+each group at least. Before the rounds that count, every column has a turn, adaptive two with each
+group, on other texts than the group's in the rounds that count, as far as there are others.
 
 The column "no gate" is adaptive without the session gate (`--min-acceptance 0`): measured cost
 alone decides. It has no part in the verdict, but says what the gate at 0.40 costs: a cell that is
@@ -83,18 +84,22 @@ class Cell:
         rng = random.Random(f"{self.workload.name} {self.num_sessions}")
         for name in self._columns:
             self._turn(loop, name, 0, seconds)
-        for number in range(1, 2 * num_groups(self.num_sessions)):
+        groups = num_groups(self.num_sessions)
+        for number in range(1, 2 * groups):
             for name in ("adaptive", NO_GATE):
-                self._turn(loop, name, number, seconds)
+                self._turn(loop, name, number, seconds, shift=groups // 2)
         for number in range(1, num_rounds(self.num_sessions, rounds) + 1):
             order = list(self._columns)
             rng.shuffle(order)
             for name in order:
                 self._turns[name].append(self._turn(loop, name, number, seconds))
 
-    def _turn(self, loop: ClosedLoop, name: str, number: int, seconds: float) -> Turn:
-        """In every round a session goes on with another text, the same one for all columns."""
-        prompts = prompts_of(self._codec, self.workload, self.num_sessions, number)
+    def _turn(
+        self, loop: ClosedLoop, name: str, number: int, seconds: float, shift: int = 0
+    ) -> Turn:
+        """In every round a session goes on with another text, the same one for all columns.
+        shift: of the texts, against the round's own."""
+        prompts = prompts_of(self._codec, self.workload, self.num_sessions, number + shift)
         group = number % num_groups(self.num_sessions)
         key = f"{self.workload.name}/{self.num_sessions}/{name}/{group}"
         sampling = self.workload.sampling
@@ -138,6 +143,7 @@ class Cell:
         return {
             "workload": self.workload.name,
             "sessions": self.num_sessions,
+            "rounds": len(self._turns["off"]),
             "adaptive_of_off": ratios["adaptive"],
             "adaptive_of_best": self.of_best,
             "no_gate_of_best": self._of_best(NO_GATE),
@@ -171,7 +177,7 @@ class Cell:
 
 def num_groups(num_sessions: int) -> int:
     """Groups of sessions that take turns."""
-    return max(1, LEAST_SESSIONS // num_sessions)
+    return -(-LEAST_SESSIONS // num_sessions)
 
 
 def num_rounds(num_sessions: int, rounds: int) -> int:
@@ -232,7 +238,6 @@ def main() -> int:
         "python " + " ".join(["ops/bench/adaptive.py", *sys.argv[1:]]),
         {
             "tokens": options.tokens,
-            "rounds": options.rounds,
             "seconds_per_turn": seconds,
             "least_of_off": LEAST_OF_PLAIN,
             "least_of_best": LEAST_OF_BEST,

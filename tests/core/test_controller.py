@@ -242,9 +242,57 @@ def test_a_probe_follows_the_pause_and_its_result_decides() -> None:
             [choice] = control.decide(base_of(1), 1, offered)
             assert choice == Choice()
             assert control.reason(session) == (
-                "off: too little would be accepted to pay, next probe in 128 tokens; "
-                "the last probe found 0.30"
+                "off: too little was accepted, next probe in 128 tokens; the last probe found 0.30"
             )
+
+
+def closed(control: Controller) -> SessionControl:
+    """A session whose draft model's gate has just closed, and the pause is over."""
+    session = control.session("s0")
+    for _ in range(24):
+        control.acceptances.observe_model_round(session, 0, [0.0], 0, 1)
+    control.observe_tokens(session, 64)
+    assert model_gate(session) is Gate.OFF
+    return session
+
+
+def test_two_probes_of_one_session_in_a_step_have_one_result() -> None:
+    control = controller()
+    session = closed(control)
+    offered = [candidates(control, 1, model_lag=40)[0]._replace(session=session) for _ in range(16)]
+    choices = control.decide(base_of(16), 16, offered)
+    assert [choice.num_scored for choice in choices[:3]] == [64, 64, 0]
+    control.observe_probe(session, 0, [0.1] * 64, base_of(16), 16)
+    state = session.model_gate
+    assert state.gate is Gate.OFF
+    control.observe_probe(session, 0, [0.9] * 64, base_of(16), 16)
+    control.observe_probe(session, 0, [], base_of(16), 16)
+    assert session.model_gate == state
+
+
+def test_probes_of_short_answers_add_up_to_a_result() -> None:
+    control = controller()
+    session = closed(control)
+    short = candidates(control, 1, model_lag=40, num_scorable=3)
+    assert control.decide(base_of(1), 1, short) == [Choice()]
+    for number in range(2):
+        offered = candidates(control, 1, model_lag=40, num_scorable=5)
+        [choice] = control.decide(base_of(1), 1, offered)
+        assert choice.num_scored > 0
+        control.observe_probe(session, 0, [1.0] * 5, base_of(1), 1)
+        assert model_gate(session) is (Gate.ON if number else Gate.OFF)
+        control.observe_tokens(session, 64)
+    assert session.probe_scores == []
+
+
+def test_a_gate_that_a_probe_opened_is_probed_again_while_nothing_is_drafted() -> None:
+    control = controller()
+    session = closed(control)
+    control.decide(base_of(1), 1, candidates(control, 1, model_lag=40))
+    control.observe_probe(session, 0, [0.6] * 64, base_of(1), 1)
+    assert (model_gate(session), session.model_gate.num_examined) == (Gate.ON, 0)
+    assert not session.model_gate.is_probe_due(64 + 127)
+    assert session.model_gate.is_probe_due(64 + 128)
 
 
 def test_no_probe_where_even_a_good_draft_would_not_pay() -> None:

@@ -43,6 +43,22 @@ def exhaustive(cost: CostModel, base: StepShape, tokens: float, offers: list[Dra
     return best
 
 
+def test_the_time_told_is_that_of_the_step_chosen() -> None:
+    rng = random.Random(4)
+    cost = CostModel(KNEE)
+    cost.draft_factor = 1.2
+    for _ in range(60):
+        count = rng.randint(1, 6)
+        offers = [
+            DraftOffer(geometric(rng.uniform(0.4, 0.95), rng.randint(1, 6)), rng.random() < 0.6, 1)
+            for _ in range(count)
+        ]
+        base = StepShape(count, count + 2, count + 2, 10 * count, num_drafted=2, draft_rows=(2, 1))
+        found = choose_depths(cost, base, float(count), offers)
+        shape = drafting_shape(base, offers, found.counts)
+        assert found.seconds == pytest.approx(cost.step_seconds(shape))
+
+
 @pytest.mark.parametrize("table", [KNEE, STEPPED])
 def test_within_a_hundredth_of_exhaustive_search(table: CostTable) -> None:
     rng = random.Random(9)

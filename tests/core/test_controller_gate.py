@@ -144,6 +144,7 @@ def test_back_on_needs_half_accepted_and_five_percent(
     after = gates.after_probe(state, acceptance, gain, 0)
     assert after.gate is gate
     assert after.probed == (acceptance if gate is Gate.OFF else None)
+    assert after.lacks_gain is (acceptance == 0.9), "told where that is the cause"
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,8 @@ the cost model has followed, within a few steps."""
 _CATCH_UP_LAG = 64
 _HORIZON = 32
 _SCORED = 64
+_LEAST_SCORED = 4
+"""To begin a probe. An answer of fewer tokens would hardly be faster anyway."""
 _MAX_SESSIONS = 4096
 _HOPEFUL = 0.8
 
@@ -257,7 +259,7 @@ class Controller:
             num_emitted = candidate.session.num_emitted
             if not (state.gate is Gate.PROBING or state.is_probe_due(num_emitted)):
                 continue
-            if choices[index].num_drafted:
+            if choices[index].num_drafted or candidate.num_scorable < _LEAST_SCORED:
                 continue
             if is_load_low is None:
                 is_load_low = self._is_load_low(base)

@@ -159,10 +159,14 @@ class Acceptances:
     ) -> None:
         """The draft model was probed. accept_probs: for each scored token min(1, draft / target) of
         its probability, whose mean is the acceptance that drafting would have had. gain: of
-        drafting with such survivals."""
+        drafting with such survivals. Where answers are short, several probes make one result."""
+        if session.model_gate.gate is not Gate.PROBING:
+            return  # another request of the session has brought the result
+        accept_probs = session.probe_scores = [*session.probe_scores, *accept_probs]
         if len(accept_probs) < _LEAST_SCORED:
             session.model_gate = gates.without_result(session.model_gate, session.num_emitted)
             return
+        session.probe_scores = []
         acceptance = sum(accept_probs) / len(accept_probs)
         rate = self._model_base.rates[bucket * MODEL_DEPTH]
         session.model_estimate.observe(

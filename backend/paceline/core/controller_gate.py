@@ -50,7 +50,8 @@ class GateState(NamedTuple):
     of them, at most 64. pause: tokens to emit before the next probe, counted from `paused_at`: how
     many the session had emitted when a position was examined last, or a probe failed. probed: the
     acceptance that the last probe found, where it left the gate closed and nothing was examined
-    since. was: what a gate that is being probed was before."""
+    since; lacks_gain: it was enough, but would not have paid. was: what a gate that is being probed
+    was before."""
 
     gate: Gate = Gate.ON
     outcomes: int = 0
@@ -59,6 +60,7 @@ class GateState(NamedTuple):
     paused_at: int = 0
     probed: float | None = None
     was: Gate = Gate.ON
+    lacks_gain: bool = False
 
     @property
     def acceptance(self) -> float | None:
@@ -70,7 +72,7 @@ class GateState(NamedTuple):
         the session gave an estimate too low for anything to be drafted. num_emitted: by now."""
         if num_emitted - self.paused_at < self.pause or self.gate is Gate.PROBING:
             return False
-        return self.gate is Gate.OFF or self.num_examined > 0
+        return self.gate is Gate.OFF or self.num_examined > 0 or self.paused_at > 0
 
 
 def record(state: GateState, num_accepted: int, num_examined: int) -> GateState:
@@ -130,7 +132,8 @@ def after_probe(
     after = state._replace(pause=pause, paused_at=num_emitted)
     if state.was is Gate.ON and acceptance >= off_below:
         return after._replace(gate=Gate.ON)
-    return after._replace(gate=Gate.OFF, probed=acceptance)
+    is_enough = acceptance >= off_below + ON_ABOVE
+    return after._replace(gate=Gate.OFF, probed=acceptance, lacks_gain=is_enough)
 
 
 def without_result(state: GateState, num_emitted: int) -> GateState:

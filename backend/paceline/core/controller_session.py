@@ -63,6 +63,7 @@ class SessionControl:
     num_emitted: int = 0
     has_model: bool = False
     why: Why = Why("new")
+    probe_scores: list[float] = field(default_factory=list)
 
     @property
     def gate(self) -> Gate:
@@ -77,7 +78,8 @@ class Candidate(NamedTuple):
 
     limit: tokens that may be drafted for it now. copy_tokens, match_length: what the n-gram look-up
     found. model_tokens: what the draft model could draft, 0 without one; model_lag: known tokens
-    that it has not computed. num_remaining: tokens that the request may still emit.
+    that it has not computed. num_remaining: tokens that the request may still emit. num_scorable:
+    newest known tokens that a probe could be judged on.
     """
 
     session: SessionControl
@@ -89,6 +91,7 @@ class Candidate(NamedTuple):
     model_tokens: int = 0
     model_lag: int = 0
     num_remaining: int = 1 << 30
+    num_scorable: int = 1 << 30
 
 
 class Choice(NamedTuple):

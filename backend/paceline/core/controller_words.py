@@ -64,7 +64,8 @@ def _closed(session: SessionControl, measured: str) -> str:
         return f"on: drafts as soon as it pays{measured}"
     if state.probed is not None:
         measured = f"; the last probe found {state.probed:.2f}"
-        cause = "off: too little would be accepted to pay"
+        if state.lacks_gain:
+            cause = "off: too little would be accepted to pay"
     elif state.acceptance is not None and state.gate is Gate.OFF:
         measured = f"; {_measured(state.acceptance, state.num_examined)}"
     left = max(0, state.pause - (session.num_emitted - state.paused_at))

@@ -276,6 +276,7 @@ class AdaptivePolicy:
             model_tokens,
             model_lag,
             num_remaining,
+            len(followed.target_probs),
         )
 
     def _observe_session(

@@ -79,8 +79,11 @@ class Kernels:
         return output
 
     def put_(self, table: Tensor, places: Tensor, rows: Tensor, sources: Tensor) -> None:
-        """table[places] = rows[sources]: contiguous [M, W] and [R, W], int64 [N] each, in range,
-        which nobody checks."""
+        """table[places] = rows[sources]: [M, W] and [R, W] of one dtype, int64 [N] each, in range,
+        which nobody checks. Raises ValueError for rows of another width or dtype."""
+        if rows.shape[1] != table.shape[1] or rows.dtype is not table.dtype:
+            raise ValueError(f"{rows.dtype} {tuple(rows.shape)} does not fit the table")
+        rows = rows.contiguous()
         self._put(
             table.data_ptr(),
             places.data_ptr(),
