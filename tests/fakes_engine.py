@@ -294,6 +294,7 @@ def _finish(
             num_steps=max(1, each.num_sent),
             accepted_per_position=(2, 0),
             examined_per_position=(3, 0),
+            passed_per_position=(2, 0),
             drafter="ngram",
             gate=Gate.ON,
             reason="on",

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -64,6 +65,13 @@ def test_version_and_help(run: Any) -> None:
     assert code == 0
     for name in ("serve", "chat", "plan", "distill"):
         assert name in out
+
+
+def test_it_runs_as_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["paceline", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("paceline", run_name="__main__")
+    assert ended.value.code == 0
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])

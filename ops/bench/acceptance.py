@@ -52,9 +52,9 @@ TEMPERATURES = (0.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """accepted, examined: by depth. num_covered: of num_tokens, those that can be drafted."""
+    """passed, examined: by depth. num_covered: of num_tokens, those that can be drafted."""
 
-    accepted: tuple[int, ...]
+    passed: tuple[int, ...]
     examined: tuple[int, ...]
     num_tokens: int
     num_covered: int
@@ -62,10 +62,10 @@ class Counted:
     def to_json(self) -> dict[str, Any]:
         return {
             "acceptance_by_depth": [
-                round(accepted / examined, 4) if examined else None
-                for accepted, examined in zip(self.accepted, self.examined, strict=True)
+                round(passed / examined, 4) if examined else None
+                for passed, examined in zip(self.passed, self.examined, strict=True)
             ],
-            "acceptance": round(sum(self.accepted) / max(1, sum(self.examined)), 4),
+            "acceptance": round(sum(self.passed) / max(1, sum(self.examined)), 4),
             "examined_by_depth": list(self.examined),
             "coverage": round(self.num_covered / max(1, self.num_tokens), 4),
             "num_tokens": self.num_tokens,
@@ -153,7 +153,7 @@ def measure(
         return tuple(new - old for new, old in zip(now, then, strict=True))[:DEPTH]
 
     return Counted(
-        grown(after.accepted_per_position, before.accepted_per_position),
+        grown(after.passed_per_position, before.passed_per_position),
         grown(after.examined_per_position, before.examined_per_position),
         len(ids),
         sum(can_draft is None or token in can_draft for token in ids),

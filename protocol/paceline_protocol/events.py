@@ -213,13 +213,14 @@ class TelemetrySample(_Event, frozen=True, kw_only=True, tag="telemetry.sample")
     time: seconds since 1970. sessions: this connection's lanes, or those of all connections in
     scope `server`. server: only in scope `server`. sequence_number: counts the connection's
     samples. ledger_level_ms: what speculation has cost beyond its allowance, in milliseconds;
-    0 is the usual state.
+    0 is the usual state. ledger_capacity_ms: from where on drafting pauses.
     """
 
     scope: TelemetryScope
     time: float
     sessions: list[SessionTelemetry]
     ledger_level_ms: float | None = None
+    ledger_capacity_ms: float | None = None
     server: ServerTelemetry | None = None
 
 

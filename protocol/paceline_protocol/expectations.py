@@ -55,6 +55,21 @@ def value_at(path: str, value: Any) -> Any:
     return value
 
 
+def with_value_at(path: str, value: Any, new: Any) -> Any:
+    """A copy of the plain value with another one at a path that it has; all else is shared."""
+    found = _STEP.match(path)
+    if found is None:
+        return new
+    rest = path[found.end() :]
+    if found["name"] is not None:
+        name = found["name"]
+        return {**value, name: with_value_at(rest, value[name], new)}
+    index = int(found["index"])
+    changed = list(value)
+    changed[index] = with_value_at(rest, value[index], new)
+    return changed
+
+
 @cache
 def _type_info(cls: type[msgspec.Struct]) -> inspect.Type:
     return inspect.type_info(cls)

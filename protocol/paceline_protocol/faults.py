@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paceline_protocol.errors import ErrorCode, ProtocolError
-from paceline_protocol.expectations import expectation, value_at
+from paceline_protocol.expectations import expectation, value_at, with_value_at
 from paceline_protocol.requests import CompletionCreate, PacelineOptions, ResponseCreate
 
 if TYPE_CHECKING:
@@ -70,13 +70,26 @@ def as_protocol_error(
         return ProtocolError(code, f"a key of {path} must be {wanted}", param=path)
     wanted_here = expectation(cls, path, value)
     if path.endswith("[...]"):  # msgspec names no key
-        where = f"a value of {path.removesuffix('[...]')}"
-        return ProtocolError(code, f"{where} must be {wanted_here or 'another'}", param=path)
+        path = _faulty_value(error, cls, value, path.removesuffix("[...]"))
     shown = _show(value_at(path, value)) if path else "of another form"
     where = path or "the message"
     if wanted_here is None:
         return ProtocolError(code, f"{where} is {shown}: {text}", param=path or None)
     return ProtocolError(code, f"{where} is {shown}; it must be {wanted_here}", param=path or None)
+
+
+def _faulty_value(
+    error: msgspec.ValidationError, cls: type[msgspec.Struct], value: Any, path: str
+) -> str:
+    """The path of the value that is wrong in the object at `path`: what fails alike alone."""
+    values = value_at(path, value)
+    for key, each in values.items() if isinstance(values, dict) else ():
+        try:
+            msgspec.convert(with_value_at(path, value, {key: each}), cls, str_keys=True)
+        except msgspec.ValidationError as other:
+            if str(other) == str(error):
+                return f"{path}.{str(key)[:_MAX_SHOWN]}"
+    return path
 
 
 def json_fault(text: str | bytes, error: Exception) -> str:

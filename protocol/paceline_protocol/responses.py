@@ -52,11 +52,12 @@ class PacelineSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     num_examined: drafted positions tested up to the first failure of each round. acceptance: the
     share of them that passed, by the token rule whatever rule was used; None when nothing was
-    examined. accepted_per_position[i]: how often the draft's position i was accepted.
-    tokens_per_step: committed tokens per target pass, 1 for plain decoding. tokens_per_second: of
-    the time from the prompt's first step to the end. The *_ms fields are this response's share of
-    wall time; expected_plain_ms is what plain decoding would have taken by the server's cost table,
-    None while there is none.
+    examined. accepted_per_position[i]: how often the draft's position i became output.
+    examined_per_position[i], passed_per_position[i]: how often it was tested, and passed, by the
+    token rule. tokens_per_step: committed tokens per target pass, 1 for plain decoding.
+    tokens_per_second: of the time from the prompt's first step to the end. The *_ms fields are this
+    response's share of wall time; expected_plain_ms is what plain decoding would have taken by the
+    server's cost table, None while there is none.
     """
 
     num_drafted: int
@@ -65,6 +66,8 @@ class PacelineSummary(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: float | None
     tokens_per_step: float | None
     accepted_per_position: list[int]
+    examined_per_position: list[int]
+    passed_per_position: list[int]
     drafter: str
     gate: GateState
     reason: str

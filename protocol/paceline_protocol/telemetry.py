@@ -13,11 +13,12 @@ class SessionTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     session_id: the connection. lane: its `stream_id`, None for the lane without a name. active: a
     response is running. reason: why the gate is where it is: the gate, a colon, the cause, and
     behind a semicolon what was measured of the session lately, if anything. acceptance: over the
-    last examined positions, 64 at most; None before any. accepted_per_position[i] and
-    examined_per_position[i]: counts by depth of the draft. gamma_histogram[g]: steps that drafted
-    g tokens. tokens_per_step: committed tokens per target pass. tokens_per_second: over the last
-    two seconds. The *_ms fields are this lane's share of the server's step that is told with it, 0
-    if it took no part in that.
+    last examined positions, 64 at most; None before any. accepted_per_position[i]: how often a
+    draft's position i became output. examined_per_position[i], passed_per_position[i]: how often it
+    was tested, and passed, by the token rule whatever rule was used; passed / examined is the
+    acceptance at that depth. gamma_histogram[g]: steps that drafted g tokens. tokens_per_step:
+    committed tokens per target pass. tokens_per_second: over the last two seconds. The *_ms fields
+    are this lane's share of the server's step that is told with it, 0 if it took no part in that.
     """
 
     session_id: str
@@ -29,6 +30,7 @@ class SessionTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: float | None
     accepted_per_position: list[int]
     examined_per_position: list[int]
+    passed_per_position: list[int]
     gamma_histogram: list[int]
     tokens_per_step: float | None
     tokens_per_second: float | None

@@ -28,7 +28,7 @@ def _counters(**changes: Any) -> Counters:
     values: dict[str, Any] = {
         "num_steps": 10.0,
         "stage_seconds": (0.01, 0.1, 0.02, 0.005),
-        "accepted": (6.0, 3.0, 0.0),
+        "passed": (6.0, 3.0, 0.0),
         "examined": (8.0, 6.0, 0.0),
         "ledger_level_s": 0.001,
         "ledger_capacity_s": 0.05,
@@ -45,6 +45,8 @@ def _answer(asked_at: float, tokens: int = 5, error: str | None = None) -> Answe
         acceptance=0.66,
         tokens_per_step=2.5,
         accepted_per_position=[2],
+        examined_per_position=[3],
+        passed_per_position=[2],
         drafter="head",
         gate="on",
         reason="",
@@ -113,7 +115,7 @@ def test_what_the_server_exposes_is_what_is_read() -> None:
         step=12,
         times=StepTimes(draft_ms=1.0),
         totals=EngineTotals(
-            accepted_per_position=(5, 2, *[0] * 14),
+            passed_per_position=(5, 2, *[0] * 14),
             examined_per_position=(9, 4, *[0] * 14),
             draft_seconds=0.5,
             verify_seconds=1.5,
@@ -126,12 +128,12 @@ def test_what_the_server_exposes_is_what_is_read() -> None:
     read = parse_counters(metrics.render().decode())
     assert read.num_steps == 12
     assert read.stage_seconds == (0.5, 1.5, 0.25, 0.125)
-    assert read.accepted[:3] == (5, 2, 0)
+    assert read.passed[:3] == (5, 2, 0)
     assert read.examined[:3] == (9, 4, 0)
     assert (read.ledger_level_s, read.ledger_capacity_s) == (0.003, 0.04)
     assert read.break_even_rows is None
     assert read.since(read).num_steps == 0
-    assert read.since(read).accepted == (0,) * 16
+    assert read.since(read).passed == (0,) * 16
 
 
 def test_metrics_of_another_server_are_refused() -> None:

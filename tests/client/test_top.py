@@ -37,6 +37,7 @@ def _session(number: int, **changes: Any) -> m.SessionTelemetry:
         "acceptance": 0.714,
         "accepted_per_position": [5, 3],
         "examined_per_position": [6, 5],
+        "passed_per_position": [5, 3],
         "gamma_histogram": [0, 1, 4, 8],
         "tokens_per_step": 2.4,
         "tokens_per_second": 100.0 - number,

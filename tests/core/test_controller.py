@@ -326,12 +326,13 @@ def test_a_full_ledger_stops_everybody_and_says_so() -> None:
     assert choice.num_drafted == 0
     told = re.fullmatch(
         r"off: a pause to limit losses, drafting has lately lost ([\d.]+) ms against plain "
-        r"decoding and may lose ([\d.]+) ms",
+        r"decoding and may lose ([\d.]+) ms, the next draft might lose ([\d.]+) ms",
         control.reason(control.session("s0")),
     )
     assert told is not None
     assert float(told[1]) == pytest.approx(control.ledger.level * 1e3, abs=0.05)
     assert float(told[2]) == pytest.approx(control.ledger.capacity * 1e3, abs=0.05)
+    assert float(told[1]) + float(told[3]) > float(told[2])
 
 
 def test_now_and_then_a_plain_step_measures_plain_decoding() -> None:

@@ -250,6 +250,10 @@ def test_refusals_hold_both_numbers() -> None:
     with pytest.raises(RequestError, match="token id 10; ids go from 0 to 9") as caught:
         engine.submit(Request("stop", (1,), 1, GREEDY, stop_token_ids=frozenset({10})))
     assert caught.value.field == "stop_token_ids"
+    everything = SamplingParams(temperature=0.0, banned_token_ids=tuple(range(10)))
+    with pytest.raises(RequestError, match="at least one must be left") as caught:
+        engine.submit(Request("mute", (1,), 1, everything))
+    assert caught.value.field == "banned_token_ids"
     engine.submit(Request("a", (1,), 1, GREEDY))
     with pytest.raises(RequestError, match="id a is open"):
         engine.submit(Request("a", (1,), 1, GREEDY))

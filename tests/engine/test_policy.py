@@ -219,6 +219,53 @@ def test_on_bypasses_gates_and_ledger_and_off_drafts_nothing(
     assert off.reason == "off: the request asked for it"
 
 
+@pytest.mark.parametrize("speculation", [Speculation.AUTO, Speculation.ON])
+def test_a_depth_of_0_is_off_because_the_request_asked(
+    answers: dict[tuple[int, ...], list[int]], speculation: Speculation
+) -> None:
+    served = Served(answers, lambda name, position: True)
+    served.submit("a", speculation=speculation, num_speculative_tokens=0, max_new_tokens=20)
+    served.run()
+    summary = served.outputs.finished["a"].summary
+    assert (summary.gate, summary.reason) == (Gate.OFF, "off: the request asked for it")
+
+
+def test_a_reason_is_not_that_of_the_answer_before(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    served = Served(answers, lambda name, position: True)
+    served.submit("a", max_new_tokens=40)
+    served.run()
+    assert " drafts " in served.outputs.finished["a"].summary.reason
+    served.submit("a", request_id="short", max_new_tokens=1)
+    served.run()
+    summary = served.outputs.finished["short"].summary
+    assert summary.reason.startswith("on: drafts as soon as it pays; acceptance 1.00 over ")
+    served = Served(answers, lambda name, position: False)
+    served.submit("a", max_new_tokens=100)
+    served.run()
+    served.submit("a", request_id="short", max_new_tokens=1)
+    served.run()
+    assert served.outputs.finished["short"].summary.reason.startswith(
+        "off: too little was accepted"
+    )
+
+
+def test_a_session_whose_drafts_would_pay_alone_is_told_of_the_load(
+    answers: dict[tuple[int, ...], list[int]],
+) -> None:
+    # Free rows up to 4, dear ones beyond: a draft pays for one or two, not for many.
+    table = replace(TABLE, target=Curve((1, 4, 5, 64), (0.024, 0.025, 0.045, 0.640)))
+    served = Served(answers, lambda name, position: True, table)
+    for number in range(9):
+        name = "abc"[number % 3]
+        served.submit(name, request_id=f"{name}{number}", max_new_tokens=40)
+    served.run()
+    reasons = {s.reason for status in served.seen for s in status.sessions if s.active}
+    assert any(reason.startswith("off: the server is busy") for reason in reasons)
+    assert not any(reason.startswith("off: too little") for reason in reasons)
+
+
 def test_the_asked_for_number_is_an_upper_bound(
     answers: dict[tuple[int, ...], list[int]],
 ) -> None:

@@ -49,6 +49,21 @@ def test_totals_agree_with_what_was_emitted() -> None:
     assert totals.verify_seconds > 0
 
 
+def test_counts_by_depth_have_one_length_in_every_place() -> None:
+    engine = tiny_engine(tiny_llama(5), tiny_llama(6), drafter=DrafterKind.MODEL)
+    engine.watch(0.0)
+    engine.submit(request("a", "s", count=40))
+    summary = run_to_end(engine).finished["a"].summary
+    [session] = engine.status().sessions
+    for told in (session, summary):
+        accepted, examined, passed = (
+            told.accepted_per_position, told.examined_per_position, told.passed_per_position
+        )  # fmt: skip
+        assert len(accepted) == len(examined) == len(passed) > 0
+        assert sum(examined) == summary.num_examined > sum(passed) == summary.num_passed
+        assert all(good <= tested for good, tested in zip(passed, examined, strict=True))
+
+
 def test_sessions_are_written_down_only_while_somebody_watches() -> None:
     engine = tiny_engine(tiny_llama(5), drafter=DrafterKind.NGRAM)
     engine.submit(request("a", "s/lane"))

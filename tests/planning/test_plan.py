@@ -383,7 +383,7 @@ def test_acceptance_as_text_or_file(tmp_path: Path) -> None:
     assert load_acceptance("0.7").accept_probs == (0.7,)
     assert load_acceptance("0.8,0.7,0.6").survivals(3) == pytest.approx((0.8, 0.56, 0.336))
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"accepted_per_position": [8, 4], "examined_per_position": [10, 8]}))
+    path.write_text(json.dumps({"passed_per_position": [8, 4], "examined_per_position": [10, 8]}))
     assert load_acceptance(str(path)).accept_probs == pytest.approx((0.8, 0.5))
     path.write_text("{}")
     for text in (str(path), str(tmp_path / "none.json"), "much"):
@@ -484,7 +484,7 @@ def test_command_takes_overheads_and_measured_acceptance(tmp_path: Path) -> None
     path = tmp_path / "telemetry.json"
     counts = {
         "name": "our editor",
-        "accepted_per_position": [700, 500, 350],
+        "passed_per_position": [700, 500, 350],
         "examined_per_position": [1000, 700, 500],
         "num_steps": 1100,
     }

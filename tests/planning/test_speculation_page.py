@@ -434,7 +434,7 @@ def test_numbers_in_the_text() -> None:
 
     tokens = 2.46 * (1 + 4 * 1.8 / 14.1)
     assert f"= {tokens:.2f} tokens a step, and alpha = {su.alpha_for_tokens(tokens, 4):.2f}" in text
-    for name, words in (("llama-3.1-8b", "{:.2f} of 8B"), ("llama-3.2-1b", "{:.2f} of 1B")):
+    for name, words in (("llama-3.1-8b", "{:.3f} of 8B"), ("llama-3.2-1b", "{:.3f} of 1B")):
         plan = _plan("llama-3.1-70b", name, devices=4)
         assert words.format(plan.setup.acceptance.first) in text
         assert plan.first is not None

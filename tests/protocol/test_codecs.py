@@ -103,7 +103,7 @@ REJECTED: list[tuple[object, ErrorCode, str | None, str]] = [
         "from 1 to",
     ),
     ({"type": CREATE, "top_logprobs": 21}, ErrorCode.INVALID_VALUE, "top_logprobs", "0 to 20"),
-    ({"type": CREATE, "metadata": {"a": 1}}, ErrorCode.INVALID_TYPE, "metadata[...]", "a string"),
+    ({"type": CREATE, "metadata": {"a": 1}}, ErrorCode.INVALID_TYPE, "metadata.a", "a string"),
     ({"type": CREATE, "stream_id": ""}, ErrorCode.INVALID_VALUE, "stream_id", "1 to 128"),
     ({"type": CREATE, "top_k": 5}, ErrorCode.UNSUPPORTED_PARAMETER, "top_k", "inside `paceline`"),
     (

@@ -330,6 +330,22 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
     )
 
 
+@pytest.mark.parametrize(
+    ("message", "begins"),
+    [
+        (COMPLETE | {"prompt": [1 << 30]}, "prompt holds the token id 1073741824; ids go from"),
+        (
+            CREATE | {"paceline": {"stop_token_ids": [1 << 30]}},
+            "paceline.stop_token_ids holds the token id",
+        ),
+        (CREATE | {"metadata": {"a": "b", "c": 1}}, "metadata.c is 1; it must be a string"),
+    ],
+)
+def test_the_field_is_called_what_the_client_calls_it(message: dict[str, Any], begins: str) -> None:
+    events = Driver().send(**message)
+    assert events[0]["error"]["message"].startswith(begins)
+
+
 def test_forced_speculation_can_be_forbidden() -> None:
     driver = Driver(replace(SETTINGS, allow_forced=False))
     events = driver.send(**CREATE, paceline={"speculation": "on"})

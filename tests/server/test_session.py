@@ -91,6 +91,7 @@ def test_the_summary_tells_what_speculation_did() -> None:
             num_steps=4,
             accepted_per_position=(4, 2),
             examined_per_position=(4, 4),
+            passed_per_position=(4, 2),
             drafter="ngram",
             gate=Gate.ON,
             reason="on: acceptance 0.75 over 8 examined",
@@ -104,6 +105,8 @@ def test_the_summary_tells_what_speculation_did() -> None:
     assert summary["tokens_per_step"] == 2.5
     assert summary["tokens_per_second"] == 20.0
     assert summary["accepted_per_position"] == [4, 2]
+    assert summary["passed_per_position"] == [4, 2]
+    assert summary["examined_per_position"] == [4, 4]
     assert summary["gate"] == "on"
     assert summary["reason"] == "on: acceptance 0.75 over 8 examined"
     assert summary["cached_tokens"] == 3

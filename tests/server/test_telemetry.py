@@ -44,6 +44,7 @@ def status_of(key: str, **changes: Any) -> SessionStatus:
         "acceptance": 0.31,
         "accepted_per_position": (3, 1),
         "examined_per_position": (9, 3),
+        "passed_per_position": (3, 1),
         "gamma_histogram": (5, 0, 9),
         "tokens_per_step": 1.2,
         "tokens_per_second": 40.0,

@@ -54,9 +54,11 @@ def test_interrupted_and_started_again_it_ends_with_a_draft(
     assert not (tmp_path / "draft").exists()
 
     monkeypatch.setattr(command, "_table", show)
+    monkeypatch.setattr(command, "_FEW_STEPS", 1 << 30)
     second = CliRunner().invoke(app, arguments)
     assert second.exit_code == 0, second.output
     assert "predicted speedup" in second.output
+    assert "the draft is hardly trained (" in " ".join(second.output.split())
     description = describe_draft(tmp_path / "draft")
     assert description.kind == "head"
     assert description.target.name == tiny_target.codec.name

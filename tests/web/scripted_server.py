@@ -154,6 +154,7 @@ def _summary(sources: Sequence[TokenSource]) -> SpeculationSummary:
         num_steps=num_steps,
         accepted_per_position=(accepted,),
         examined_per_position=(accepted + rejected,),
+        passed_per_position=(accepted,),
         drafter="model",
         gate=Gate.ON,
         reason="on: the draft model drafts 3 tokens; acceptance 0.67 over the last 24 tested",

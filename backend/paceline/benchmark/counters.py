@@ -23,14 +23,14 @@ _TIMEOUT_S = 30.0
 class Counters:
     """Counts since the server began, or between two readings.
 
-    num_steps: of the engine. stage_seconds: by stage, see STAGES. accepted, examined: drafted
-    tokens by depth. ledger_level_s, ledger_capacity_s, break_even_rows: as of the later reading;
-    None where the server doesn't say.
+    num_steps: of the engine. stage_seconds: by stage, see STAGES. passed, examined: drafted
+    tokens by depth, by the token rule. ledger_level_s, ledger_capacity_s, break_even_rows: as of
+    the later reading; None where the server doesn't say.
     """
 
     num_steps: float
     stage_seconds: tuple[float, ...]
-    accepted: tuple[float, ...]
+    passed: tuple[float, ...]
     examined: tuple[float, ...]
     ledger_level_s: float | None
     ledger_capacity_s: float | None
@@ -41,7 +41,7 @@ class Counters:
         return Counters(
             self.num_steps - earlier.num_steps,
             _less(self.stage_seconds, earlier.stage_seconds),
-            _less(self.accepted, earlier.accepted),
+            _less(self.passed, earlier.passed),
             _less(self.examined, earlier.examined),
             self.ledger_level_s,
             self.ledger_capacity_s,
@@ -56,7 +56,7 @@ class Counters:
         return Counters(
             self.num_steps + other.num_steps,
             _more(self.stage_seconds, other.stage_seconds),
-            _more(self.accepted, other.accepted),
+            _more(self.passed, other.passed),
             _more(self.examined, other.examined),
             max(levels, default=None),
             other.ledger_capacity_s,
@@ -91,14 +91,14 @@ def parse_counters(text: str) -> Counters:
     """From Prometheus' text format. Raises ConfigError if the engine's series are not there."""
     single: dict[str, float] = {}
     stages: dict[str, float] = {}
-    by_depth: dict[str, dict[int, float]] = {"accepted": {}, "examined": {}}
+    by_depth: dict[str, dict[int, float]] = {"passed": {}, "examined": {}}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             match sample.name:
                 case "paceline_stage_seconds_total":
                     stages[sample.labels["stage"]] = sample.value
-                case "vllm:spec_decode_num_accepted_tokens_per_pos_total":
-                    by_depth["accepted"][int(sample.labels["position"])] = sample.value
+                case "paceline_passed_tokens_per_pos_total":
+                    by_depth["passed"][int(sample.labels["position"])] = sample.value
                 case "paceline_examined_tokens_per_pos_total":
                     by_depth["examined"][int(sample.labels["position"])] = sample.value
                 case name:
@@ -108,7 +108,7 @@ def parse_counters(text: str) -> Counters:
     return Counters(
         single["paceline_steps_total"],
         tuple(stages.get(stage, 0.0) for stage in STAGES),
-        _dense(by_depth["accepted"]),
+        _dense(by_depth["passed"]),
         _dense(by_depth["examined"]),
         single.get("paceline_ledger_level_seconds"),
         single.get("paceline_ledger_capacity_seconds"),

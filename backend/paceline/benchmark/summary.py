@@ -108,10 +108,10 @@ def spread_ms(seconds: Iterable[float | None]) -> dict[str, float] | None:
 
 
 def acceptance_by_depth(counters: Counters) -> list[float]:
-    """Accepted over examined for each depth of the draft, as far as any was examined."""
+    """Passed over examined for each depth of the draft, as far as any was examined."""
     return [
-        round(accepted / examined, 4)
-        for accepted, examined in zip(counters.accepted, counters.examined, strict=True)
+        round(passed / examined, 4)
+        for passed, examined in zip(counters.passed, counters.examined, strict=True)
         if examined
     ]
 

@@ -32,7 +32,7 @@ from paceline.core.controller_depth import (
     steady_seconds,
     without_prefill,
 )
-from paceline.core.controller_ledger import Ledger, PlainSeconds, plain_equivalent
+from paceline.core.controller_ledger import TOLERANCE, Ledger, PlainSeconds, plain_equivalent
 from paceline.core.controller_load import LoadGate
 from paceline.core.controller_session import (
     COPY_DEPTH,
@@ -44,6 +44,7 @@ from paceline.core.controller_session import (
     Why,
 )
 from paceline.core.controller_words import words
+from paceline.core.cost import StepShape
 from paceline.core.events import Gate
 from paceline.core.request import DrafterKind
 from paceline.core.speedup import break_even_batch
@@ -51,7 +52,7 @@ from paceline.core.speedup import break_even_batch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paceline.core.cost import CostModel, StageSeconds, StepShape
+    from paceline.core.cost import CostModel, StageSeconds
 
 LEAST_COPY_GAIN = 1.03
 PLAIN_EVERY = 256
@@ -138,7 +139,9 @@ class Controller:
                 return choices
             counts, worst = self._affordable(base, offers, best.counts, plain)
             if not self.ledger.has_room(worst, plain.seconds):
-                self._say(candidates, Why("ledger", (self.ledger.level, self.ledger.capacity)))
+                risk = worst - TOLERANCE * plain.seconds
+                numbers = (self.ledger.level, self.ledger.capacity, risk)
+                self._say(candidates, Why("ledger", numbers))
             else:
                 self._fill(choices, candidates, offers, counts, base)
         else:
@@ -172,6 +175,7 @@ class Controller:
 
     def _model_offer(self, candidate: Candidate) -> DraftOffer:
         session = candidate.session
+        session.temperature = candidate.temperature
         depth = min(candidate.limit, candidate.model_tokens, MODEL_DEPTH)
         if depth <= 0 or session.model_gate.gate is not Gate.ON:
             return _NO_OFFER
@@ -351,15 +355,30 @@ class Controller:
         why = session.why
         rows = None
         if why.kind == "load" and base is not None:
-            if self._is_load_low(base):
+            foretold, uses_model = self._foretold(session)
+            # Load is to blame where nobody's drafts would pay now, or this session's if it were
+            # alone.
+            alone = StepShape(1, 1, 1, base.context // max(1, base.num_sequences), base.is_drawn)
+            gain_alone = self._steady_gain(foretold, alone, 1, uses_model=uses_model)
+            if self._is_load_low(base) and gain_alone < gates.LEAST_GAIN:
                 why = Why("low")
             else:
-                rows = self.break_even_rows(base)
+                rows = self.break_even_rows(base, foretold[0])
+                rows = None if rows is None or rows >= why.numbers[0] else rows
         return words(session, why, *self.acceptance(session), rows)
 
-    def break_even_rows(self, base: StepShape) -> int | None:
+    def _foretold(self, session: SessionControl) -> tuple[Sequence[float], bool]:
+        """Survivals of the session's next draft by whichever drafter may make it, and whether that
+        is the draft model."""
+        if session.has_model and session.model_gate.gate is Gate.ON:
+            foretold = self.acceptances.model_survivals(session, session.temperature, MODEL_DEPTH)
+            return foretold, True
+        return self.acceptances.copy_survivals(session, session.match_length, COPY_DEPTH), False
+
+    def break_even_rows(self, base: StepShape, acceptance: float | None = None) -> int | None:
         """Rows from which one more draft token for every session no longer pays, in closed form,
-        by the tangent of the cost table at this step; None where it always pays."""
+        by the tangent of the cost table at this step; None where it always pays. acceptance: by
+        default what is usual."""
         rows = max(1, base.num_rows)
         at_rows = self.cost.target_seconds(rows, base.context)
         further = rows + max(1, rows // 2)
@@ -370,7 +389,7 @@ class Controller:
         factor = self.cost.draft_factor
         draft_slope = (passes.at(further) - passes.at(rows)) / (further - rows) * factor
         batch = break_even_batch(
-            self.acceptances.usual(is_model=self.cost.has_draft),
+            acceptance or self.acceptances.usual(is_model=self.cost.has_draft),
             fixed_seconds=max(0.0, at_rows - slope * rows),
             row_seconds=slope,
             draft_fixed_seconds=max(0.0, passes.at(rows) * factor - draft_slope * rows),

@@ -5,9 +5,11 @@ A leaky bucket for the whole server. After each step
     level = max(0, level + measured - 1.03 x what plain decoding of the same step would have taken)
 
 and a speculative step is allowed only if the level has room for its worst case, that every draft is
-rejected. Since the level never exceeds the capacity, speculation over any run of steps costs at
-most 3 % of plain decoding's time plus the capacity, however good the past was: gains are not saved
-up (the level stops at 0), so they cannot pay for a long loss.
+rejected. So speculation over any run of steps costs at most 3 % of plain decoding's time plus the
+capacity, by the costs that were foretold, however good the past was: gains are not saved up (the
+level stops at 0), so they cannot pay for a long loss. A step that takes longer than was foretold,
+on a machine that others use too, can take the level above the capacity; drafting then rests until
+it is paid back.
 
     plain decoding of the same step = one plain step with the same prefill rows
                                     + (emitted / sequences - 1) plain steps without them

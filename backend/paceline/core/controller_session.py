@@ -61,6 +61,7 @@ class SessionControl:
     match_length: int = 5
     model_depth: int = 0
     num_emitted: int = 0
+    temperature: int = 0
     has_model: bool = False
     why: Why = Why("new")
     probe_scores: list[float] = field(default_factory=list)

@@ -35,8 +35,6 @@ def words(
             return f"on: the draft model catches up on {_tokens(numbers[0])} first"
         case "probe":
             return f"probing: the draft model is scored on {_tokens(numbers[0])} that it missed"
-        case "acceptance":
-            return _closed(session, measured)
         case "low":
             return f"off: too little would be accepted to pay{measured}"
         case "load":
@@ -45,7 +43,8 @@ def words(
         case "ledger":
             return (
                 f"off: a pause to limit losses, drafting has lately lost {numbers[0] * 1e3:.1f} ms "
-                f"against plain decoding and may lose {numbers[1] * 1e3:.1f} ms"
+                f"against plain decoding and may lose {numbers[1] * 1e3:.1f} ms, the next draft "
+                f"might lose {numbers[2] * 1e3:.1f} ms"
             )
         case "memory":
             return f"off: memory is short, {numbers[0]:.0f} of {numbers[1]:.0f} blocks free"
@@ -54,10 +53,10 @@ def words(
         case "no match":
             return "on: nothing to copy here"
         case _:
-            return f"on: drafts as soon as it pays{measured}"
+            return _by_gate(session, measured)
 
 
-def _closed(session: SessionControl, measured: str) -> str:
+def _by_gate(session: SessionControl, measured: str) -> str:
     state = session.model_gate if session.has_model else session.copy_gate
     cause = "off: too little was accepted"
     if state.gate is Gate.ON:

@@ -85,8 +85,9 @@ class SpeculationSummary:
     num_accepted: drafted tokens that became output. num_examined, num_passed: drafted positions
     tested up to the first failure of each round, and those that passed, by the token rule whatever
     rule was used (under the block rule more can be accepted than passed). accepted_per_position[i]:
-    how often draft position i was accepted; examined_per_position likewise. num_steps: target
-    passes that committed tokens of this request.
+    how often draft position i was accepted; examined_per_position and passed_per_position likewise,
+    so that passed / examined is the acceptance at that depth. num_steps: target passes that
+    committed tokens of this request.
     The *_ms fields are this request's share of wall time; expected_plain_ms what plain decoding of
     the same tokens would have taken, None without a cost table and for a request that forced its
     depth.
@@ -99,6 +100,7 @@ class SpeculationSummary:
     num_steps: int = 0
     accepted_per_position: tuple[int, ...] = ()
     examined_per_position: tuple[int, ...] = ()
+    passed_per_position: tuple[int, ...] = ()
     drafter: str = "none"
     gate: Gate = Gate.OFF
     reason: str = ""

@@ -57,6 +57,12 @@ class EngineLimits:
                 f"{self.max_pool_tokens}, and at least one must be left for the answer",
                 field="input",
             )
+        banned = request.sampling.banned_token_ids
+        if len(banned) >= self.vocabulary_size <= len(set(banned)):
+            raise RequestError(
+                "banned_token_ids holds every id of the vocabulary; at least one must be left",
+                field="banned_token_ids",
+            )
         named = (
             ("input", request.prompt_ids),
             ("stop_token_ids", request.stop_token_ids),

@@ -22,7 +22,8 @@ class SessionStatus:
     """One session (speculation key) as of its last step; counts are over all its requests.
 
     active: a request is running. acceptance: over the last examined positions; None before any.
-    accepted_per_position[i], examined_per_position[i]: by depth of the draft.
+    accepted_per_position[i], examined_per_position[i], passed_per_position[i]: by depth of the
+    draft, all to the same depth; the latter two as `SpeculationSummary` says.
     gamma_histogram[g]: decoding steps that drafted g tokens. tokens_per_second: over the last two
     seconds; None before there were any. The *_ms fields are its share of the engine's
     `EngineStatus.watched_step`, 0 if it took no part in that.
@@ -36,6 +37,7 @@ class SessionStatus:
     acceptance: float | None
     accepted_per_position: tuple[int, ...]
     examined_per_position: tuple[int, ...]
+    passed_per_position: tuple[int, ...]
     gamma_histogram: tuple[int, ...]
     tokens_per_step: float | None
     tokens_per_second: float | None
@@ -68,6 +70,7 @@ class EngineTotals:
     num_accepted: int = 0
     accepted_per_position: tuple[int, ...] = (0,) * DEEPEST
     examined_per_position: tuple[int, ...] = (0,) * DEEPEST
+    passed_per_position: tuple[int, ...] = (0,) * DEEPEST
     num_session_flips: int = 0
     num_load_flips: int = 0
     step_token_counts: tuple[int, ...] = (0,) * (len(STEP_TOKEN_BUCKETS) + 1)

@@ -248,9 +248,11 @@ class AdaptivePolicy:
         mode = Speculation.OFF if is_switched_off(sequence) else request.speculation
         key = request.speculation_key or request.request_id
         sampling, asked = request.sampling, request.num_speculative_tokens
+        # Nothing is decided for the others, so they push no session out of memory.
+        session = self.controller.session(key) if mode is Speculation.AUTO else SessionControl(key)
+        session.why = Why("new")
         followed = self._followed[request.request_id] = _Followed(
-            # Nothing is decided for the others, so they push no session out of memory.
-            self.controller.session(key) if mode is Speculation.AUTO else SessionControl(key),
+            session,
             mode,
             temperature_bucket(sampling.temperature, is_seeded=sampling.seed is not None),
             not sampling.is_greedy,

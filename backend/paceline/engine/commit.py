@@ -99,6 +99,7 @@ def summary(sequence: Sequence, now: float) -> SpeculationSummary:
         num_steps=counters.num_steps,
         accepted_per_position=tuple(counters.accepted_per_position),
         examined_per_position=tuple(counters.examined_per_position),
+        passed_per_position=tuple(counters.passed_per_position),
         drafter=sequence.drafter_name,
         gate=sequence.gate,
         reason=sequence.gate_reason,

@@ -79,7 +79,11 @@ def forced_choice(sequence: Sequence, default: int) -> Choice:
 def is_switched_off(sequence: Sequence) -> bool:
     """Whether the request itself rules drafting out."""
     request = sequence.request
-    return request.speculation is Speculation.OFF or request.drafter is DrafterKind.NONE
+    return (
+        request.speculation is Speculation.OFF
+        or request.drafter is DrafterKind.NONE
+        or request.num_speculative_tokens == 0
+    )
 
 
 class FixedPolicy:

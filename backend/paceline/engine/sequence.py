@@ -56,6 +56,7 @@ class SequenceCounters:
     num_steps: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     examined_per_position: list[int] = field(default_factory=list)
+    passed_per_position: list[int] = field(default_factory=list)
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     sample_ms: float = 0.0
@@ -75,10 +76,13 @@ class SequenceCounters:
         if missing > 0:
             self.accepted_per_position += [0] * missing
             self.examined_per_position += [0] * missing
+            self.passed_per_position += [0] * missing
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
         for position in range(num_examined):
             self.examined_per_position[position] += 1
+        for position in range(num_passed):
+            self.passed_per_position[position] += 1
 
 
 class Sequence:

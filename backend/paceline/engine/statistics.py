@@ -37,6 +37,7 @@ class _Session:
     acceptance: float | None = None
     accepted: list[int] = field(default_factory=lambda: [0] * DEEPEST)
     examined: list[int] = field(default_factory=lambda: [0] * DEEPEST)
+    passed: list[int] = field(default_factory=lambda: [0] * DEEPEST)
     depths: list[int] = field(default_factory=lambda: [0] * (DEEPEST + 1))
     num_steps: int = 0
     num_tokens: int = 0
@@ -58,6 +59,7 @@ class Statistics:
         self._drafts = self._drafted = self._examined = self._passed = self._accepted = 0
         self._accepted_at = [0] * DEEPEST
         self._examined_at = [0] * DEEPEST
+        self._passed_at = [0] * DEEPEST
         self._step_counts = [0] * (len(STEP_TOKEN_BUCKETS) + 1)
         self._step_sum = 0
         self._seconds = [0.0, 0.0, 0.0, 0.0]
@@ -121,6 +123,7 @@ class Statistics:
             self._accepted,
             tuple(self._accepted_at),
             tuple(self._examined_at),
+            tuple(self._passed_at),
             num_session_flips,
             num_load_flips,
             tuple(self._step_counts),
@@ -174,6 +177,9 @@ class Statistics:
         for position in range(min(outcome.num_examined, DEEPEST)):
             session.examined[position] += 1
             self._examined_at[position] += 1
+        for position in range(min(outcome.num_passed, DEEPEST)):
+            session.passed[position] += 1
+            self._passed_at[position] += 1
 
     def _describe(self, session: _Session, sequence: Sequence, policy: SpeculationPolicy) -> None:
         session.gate, session.reason = policy.describe(sequence)
@@ -199,6 +205,8 @@ class Statistics:
 
     def _status(self, key: str, session: _Session, now: float) -> SessionStatus:
         is_active = session.num_running > 0
+        # All three to one depth, so that they can be read beside each other.
+        depth = max(len(_trimmed(session.accepted)), len(_trimmed(session.examined)))
         times = self._times.scaled(session.share if session.step == self._num_steps else 0.0)
         rate = None
         if session.marks:
@@ -213,8 +221,9 @@ class Statistics:
             reason=session.reason,
             drafter=session.drafter,
             acceptance=session.acceptance,
-            accepted_per_position=_trimmed(session.accepted),
-            examined_per_position=_trimmed(session.examined),
+            accepted_per_position=tuple(session.accepted[:depth]),
+            examined_per_position=tuple(session.examined[:depth]),
+            passed_per_position=tuple(session.passed[:depth]),
             gamma_histogram=_trimmed(session.depths),
             tokens_per_step=session.num_tokens / session.num_steps if session.num_steps else None,
             tokens_per_second=rate,

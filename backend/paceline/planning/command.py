@@ -100,7 +100,7 @@ def plan_command(
         typer.Option(
             "--acceptance",
             help="Instead of a workload: one number, numbers by depth (0.8,0.7,0.6), or a JSON "
-            "file with accepted_per_position and examined_per_position as telemetry counts them.",
+            "file with passed_per_position and examined_per_position as telemetry counts them.",
         ),
     ] = None,
     measure: Annotated[
@@ -317,8 +317,8 @@ def _whole_numbers(text: str, field: str) -> list[int]:
 def load_acceptance(text: str) -> AcceptanceProfile:
     """A profile from one number, numbers by depth, or a JSON file of counters.
 
-    The file holds `accepted_per_position` and `examined_per_position` and may hold `num_steps` and
-    `name`: a session's telemetry sample will do.
+    The file holds `passed_per_position` and `examined_per_position` and may hold `num_steps` and
+    `name`: a session's telemetry will do, or a finished response's summary.
     """
     path = Path(text)
     if path.suffix == ".json" or path.is_file():
@@ -338,13 +338,13 @@ def _acceptance_file(path: Path) -> AcceptanceProfile:
         content = json.loads(path.read_text(encoding="utf-8"))
         return profile_from_counts(
             str(content.get("name", path.stem)),
-            [int(count) for count in content["accepted_per_position"]],
+            [int(count) for count in content["passed_per_position"]],
             [int(count) for count in content["examined_per_position"]],
             num_steps=content.get("num_steps"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"acceptance: {path} must be a JSON object with accepted_per_position and "
+            f"acceptance: {path} must be a JSON object with passed_per_position and "
             f"examined_per_position, two lists of counts: {error!r}",
             field="acceptance",
         ) from error

@@ -229,6 +229,11 @@ class _StatusCollector(Collector):
             "Tested tokens by position.",
             totals.examined_per_position,
         )
+        yield self._positions(
+            "paceline_passed_tokens_per_pos",
+            "Tested tokens that passed by position.",
+            totals.passed_per_position,
+        )
         yield self._stages(status)
         yield self._step_tokens(totals.step_token_counts, totals.step_token_sum)
         yield self._gauge("paceline_sessions", "Open connections.", self._num_sessions())

@@ -49,6 +49,7 @@ def session_telemetry(status: SessionStatus) -> SessionTelemetry:
         acceptance=status.acceptance,
         accepted_per_position=list(status.accepted_per_position),
         examined_per_position=list(status.examined_per_position),
+        passed_per_position=list(status.passed_per_position),
         gamma_histogram=list(status.gamma_histogram),
         tokens_per_step=status.tokens_per_step,
         tokens_per_second=status.tokens_per_second,
@@ -141,6 +142,7 @@ class TelemetryFeed:
             time=time.time(),
             sessions=sessions,
             ledger_level_ms=status.speculation.ledger_level_ms,
+            ledger_capacity_ms=status.speculation.ledger_capacity_ms,
             server=server,
         )
 

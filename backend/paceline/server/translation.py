@@ -53,11 +53,14 @@ def protocol_error(
 ) -> ProtocolError:
     """The error with its field as a path in the message that asked."""
     field = error.field if isinstance(error, RequestError) else None
+    param, words = field, str(error)
     if field in OPTION_NAMES:
-        field = f"paceline.{field}"
+        param = f"paceline.{field}"
     elif field == "input" and isinstance(message, CompletionCreate):
-        field = "prompt"
-    return ProtocolError(error_code(error), str(error), param=field, stream_id=message.stream_id)
+        param = "prompt"
+    if param != field and words.startswith(f"{field} "):
+        words = f"{param}{words.removeprefix(str(field))}"
+    return ProtocolError(error_code(error), words, param=param, stream_id=message.stream_id)
 
 
 def failure(code: ErrorCode, message: str) -> ResponseError:
@@ -202,6 +205,8 @@ def summary_of(summary: SpeculationSummary, usage: Usage) -> PacelineSummary:
         acceptance=summary.acceptance,
         tokens_per_step=usage.num_output / summary.num_steps if summary.num_steps else None,
         accepted_per_position=list(summary.accepted_per_position),
+        examined_per_position=list(summary.examined_per_position),
+        passed_per_position=list(summary.passed_per_position),
         drafter=summary.drafter,
         gate=summary.gate.value,
         reason=summary.reason,

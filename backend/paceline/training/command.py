@@ -37,6 +37,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 VERIFY_COST_RATIO = 0.06
 """Extra time of a verified token as a part of a plain step, for the predicted speedup only: a
 typical memory-bound machine."""
+_FEW_STEPS = 100
 
 
 @app.command()
@@ -127,6 +128,12 @@ def distill(
         except ValueError as error:
             raise ConfigError(str(error)) from error
     console.print(_summary(evaluation))
+    if work_on.num_steps < _FEW_STEPS:
+        console.print(
+            f"the draft is hardly trained ({work_on.num_steps} steps): making data took most of "
+            "the time. The same command with more --minutes goes on from here.",
+            style="yellow",
+        )
     console.print(f"draft written to {output}: paceline serve --draft {output}")
 
 

@@ -116,6 +116,7 @@ class Distillation:
         self._feature_layers = head if options.kind is DraftKind.HEAD else ()
         self._encoder: TargetEncoder | None = None
         self._evaluation: Evaluation | None = None
+        self.num_steps = 0
 
     @property
     def num_sequences(self) -> int:
@@ -177,7 +178,8 @@ class Distillation:
             self._work.save()
 
     def train(self, destination: Path) -> Evaluation:
-        """Train for what is left of the budget and write the draft folder."""
+        """Train for what is left of the budget and write the draft folder. `num_steps` says then
+        how many there have been, by all runs."""
         torch.manual_seed(self._options.seed)
         output_ids = self._output_ids()
         source = self._source(output_ids)
@@ -212,6 +214,7 @@ class Distillation:
         finally:
             trainer.save()
             self._work.save()
+        self.num_steps = trainer.progress.step
         with trainer.averaged():
             sharpen(module, source, judged)
             evaluation = evaluate(module, source, source.held_out or source.training)

@@ -93,7 +93,10 @@ def _server_lines(
     blocks.append_text(_bar(share, bar_width))
     blocks.append(f" {used} of {server.num_blocks}, {server.num_cached_blocks} cached")
     if sample.ledger_level_ms is not None:
-        blocks.append(f"  ledger {sample.ledger_level_ms:.1f} ms")
+        ledger = f"  ledger {sample.ledger_level_ms:.1f}"
+        if sample.ledger_capacity_ms is not None:
+            ledger += f" of {sample.ledger_capacity_ms:.0f}"
+        blocks.append(f"{ledger} ms")
 
     step = Text("step   ", no_wrap=True, overflow="ellipsis")
     step.append_text(_stages(server, bar_width))

@@ -1,5 +1,5 @@
 // Generated from protocol/asyncapi.json by scripts/generate-protocol.mjs; do not edit.
-// sha256 of the document: bc2e9f7ea973f70aeb40f4d0da958e019e325aa1a1194e09ea565274bdd10cb1
+// sha256 of the document: 92e7beee3311216df6993d5d35a17f470fbe0e0b17faf5ac89b2090415ed4b4c
 export const PROTOCOL_VERSION = "1.0.0";
 
 /**
@@ -276,7 +276,7 @@ export interface OutputTokensDetails {
   reasoning_tokens: number;
 }
 /**
- * What speculation did for one response. num_examined: drafted positions tested up to the first failure of each round. acceptance: the share of them that passed, by the token rule whatever rule was used; None when nothing was examined. accepted_per_position[i]: how often the draft's position i was accepted. tokens_per_step: committed tokens per target pass, 1 for plain decoding. tokens_per_second: of the time from the prompt's first step to the end. The *_ms fields are this response's share of wall time; expected_plain_ms is what plain decoding would have taken by the server's cost table, None while there is none.
+ * What speculation did for one response. num_examined: drafted positions tested up to the first failure of each round. acceptance: the share of them that passed, by the token rule whatever rule was used; None when nothing was examined. accepted_per_position[i]: how often the draft's position i became output. examined_per_position[i], passed_per_position[i]: how often it was tested, and passed, by the token rule. tokens_per_step: committed tokens per target pass, 1 for plain decoding. tokens_per_second: of the time from the prompt's first step to the end. The *_ms fields are this response's share of wall time; expected_plain_ms is what plain decoding would have taken by the server's cost table, None while there is none.
  */
 export interface PacelineSummary {
   num_drafted: number;
@@ -285,6 +285,8 @@ export interface PacelineSummary {
   acceptance: number | null;
   tokens_per_step: number | null;
   accepted_per_position: number[];
+  examined_per_position: number[];
+  passed_per_position: number[];
   drafter: string;
   gate: "off" | "on" | "probing";
   reason: string;
@@ -473,7 +475,7 @@ export interface ServerTelemetry {
   break_even_rows: number | null;
 }
 /**
- * One lane of one connection, as of its last step. session_id: the connection. lane: its `stream_id`, None for the lane without a name. active: a response is running. reason: why the gate is where it is: the gate, a colon, the cause, and behind a semicolon what was measured of the session lately, if anything. acceptance: over the last examined positions, 64 at most; None before any. accepted_per_position[i] and examined_per_position[i]: counts by depth of the draft. gamma_histogram[g]: steps that drafted g tokens. tokens_per_step: committed tokens per target pass. tokens_per_second: over the last two seconds. The *_ms fields are this lane's share of the server's step that is told with it, 0 if it took no part in that.
+ * One lane of one connection, as of its last step. session_id: the connection. lane: its `stream_id`, None for the lane without a name. active: a response is running. reason: why the gate is where it is: the gate, a colon, the cause, and behind a semicolon what was measured of the session lately, if anything. acceptance: over the last examined positions, 64 at most; None before any. accepted_per_position[i]: how often a draft's position i became output. examined_per_position[i], passed_per_position[i]: how often it was tested, and passed, by the token rule whatever rule was used; passed / examined is the acceptance at that depth. gamma_histogram[g]: steps that drafted g tokens. tokens_per_step: committed tokens per target pass. tokens_per_second: over the last two seconds. The *_ms fields are this lane's share of the server's step that is told with it, 0 if it took no part in that.
  */
 export interface SessionTelemetry {
   session_id: string;
@@ -485,6 +487,7 @@ export interface SessionTelemetry {
   acceptance: number | null;
   accepted_per_position: number[];
   examined_per_position: number[];
+  passed_per_position: number[];
   gamma_histogram: number[];
   tokens_per_step: number | null;
   tokens_per_second: number | null;
@@ -495,7 +498,7 @@ export interface SessionTelemetry {
   other_ms: number;
 }
 /**
- * The state at one moment; a slow reader gets fewer samples, always the latest. time: seconds since 1970. sessions: this connection's lanes, or those of all connections in scope `server`. server: only in scope `server`. sequence_number: counts the connection's samples. ledger_level_ms: what speculation has cost beyond its allowance, in milliseconds; 0 is the usual state.
+ * The state at one moment; a slow reader gets fewer samples, always the latest. time: seconds since 1970. sessions: this connection's lanes, or those of all connections in scope `server`. server: only in scope `server`. sequence_number: counts the connection's samples. ledger_level_ms: what speculation has cost beyond its allowance, in milliseconds; 0 is the usual state. ledger_capacity_ms: from where on drafting pauses.
  */
 export interface TelemetrySample {
   type: "telemetry.sample";
@@ -505,6 +508,7 @@ export interface TelemetrySample {
   time: number;
   sessions: SessionTelemetry[];
   ledger_level_ms: number | null;
+  ledger_capacity_ms: number | null;
   server: ServerTelemetry | null;
 }
 /**

@@ -95,7 +95,7 @@ CASES: list[tuple[str, Any, int, str, str | None]] = [
     (CHAT, M | {"stop_token_ids": [-1]}, 400, "invalid_value", "stop_token_ids[0]"),
     (CHAT, M | {"stop_token_ids": [1 << 30]}, 400, "invalid_value", "stop_token_ids"),
     (CHAT, M | {"logit_bias": {"a": 1}}, 400, "invalid_type", "logit_bias"),
-    (CHAT, M | {"logit_bias": {"5": 101}}, 400, "invalid_value", "logit_bias[...]"),
+    (CHAT, M | {"logit_bias": {"5": 101}}, 400, "invalid_value", "logit_bias.5"),
     (CHAT, M | {"logit_bias": {"1073741824": 1}}, 400, "invalid_value", "logit_bias"),
     (CHAT, M | {"n": 0}, 400, "invalid_value", "n"),
     (CHAT, M | {"n": 129}, 400, "invalid_value", "n"),

@@ -86,7 +86,11 @@ export function Tiles({ sample, recorder }: { sample: TelemetrySample; recorder:
         label="Ledger"
         meaning={MEANINGS.ledger}
         value={or(sample.ledger_level_ms, ms)}
-        more="over plain decoding"
+        more={
+          sample.ledger_capacity_ms === null
+            ? "over plain decoding"
+            : `of ${ms(sample.ledger_capacity_ms)} over plain decoding`
+        }
       />
     </dl>
   );

@@ -142,13 +142,13 @@ export function SessionDetail(props: {
         data={data("verify_ms", "draft_ms", "sample_ms", "other_ms")}
       />
       <Bars
-        title="Accepted, by position in the draft"
+        title="Passed, by position in the draft"
         rows={session.examined_per_position.map((examined, position) => {
-          const accepted = session.accepted_per_position[position] ?? 0;
+          const passed = session.passed_per_position[position] ?? 0;
           return {
             label: String(position + 1),
-            part: examined === 0 ? 0 : accepted / examined,
-            text: `${accepted} of ${examined}`,
+            part: examined === 0 ? 0 : passed / examined,
+            text: `${passed} of ${examined}`,
           };
         })}
       />

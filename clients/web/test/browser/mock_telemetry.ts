@@ -82,6 +82,7 @@ class Wandering {
       time: this.start + number / 2,
       sessions: this.sessions,
       ledger_level_ms: Math.max(0, 3 * Math.sin(number / 9)),
+      ledger_capacity_ms: 50,
       server:
         scope === "session"
           ? null
@@ -120,6 +121,7 @@ class Wandering {
       acceptance: 0.45 + 0.5 * this.random(),
       accepted_per_position: [40, 28, 17, 9],
       examined_per_position: [52, 40, 28, 17],
+      passed_per_position: [40, 28, 17, 9],
       gamma_histogram: [10, 8, 30, 44, 90],
       tokens_per_step: 2 + this.random(),
       tokens_per_second: 8 + 12 * this.random(),

@@ -303,13 +303,13 @@ const FEED = `
       const sessions = Array.from({ length: 50 }, (_, index) => ({
         session_id: "sess_" + index, lane: null, active: true, gate: at % 40 < 20 ? "on" : "off",
         reason: "acceptance " + at, drafter: "model", acceptance: 0.5,
-        accepted_per_position: [at], examined_per_position: [at + 1], gamma_histogram: [at, at],
+        accepted_per_position: [at], examined_per_position: [at + 1], passed_per_position: [at], gamma_histogram: [at, at],
         tokens_per_step: 2, tokens_per_second: 9, time_to_first_token_ms: 9,
         draft_ms: 1, verify_ms: 1, sample_ms: 1, other_ms: 1,
       }));
       const sample = {
         type: "telemetry.sample", sequence_number: at, stream_id: "telemetry", scope: "server",
-        time: 1000 + at / 2, sessions, ledger_level_ms: 0, server: null,
+        time: 1000 + at / 2, sessions, ledger_level_ms: 0, ledger_capacity_ms: 50, server: null,
       };
       socket.onmessage({ data: JSON.stringify(sample) });
     }

@@ -157,6 +157,8 @@ export const SUMMARY: PacelineSummary = {
   acceptance: 5 / 6,
   tokens_per_step: 2.5,
   accepted_per_position: [3, 2],
+  examined_per_position: [4, 3],
+  passed_per_position: [3, 2],
   drafter: "model",
   gate: "on",
   reason: "",

@@ -88,6 +88,7 @@ const SESSION: SessionTelemetry = {
   acceptance: 0.8,
   accepted_per_position: [4],
   examined_per_position: [5],
+  passed_per_position: [4],
   gamma_histogram: [0, 0, 10],
   tokens_per_step: 2.2,
   tokens_per_second: 50,
@@ -124,6 +125,7 @@ function sample(time: number, sessions: SessionTelemetry[]): TelemetrySample {
     time,
     sessions,
     ledger_level_ms: 0,
+    ledger_capacity_ms: 50,
     server: null,
   };
 }
