@@ -110,8 +110,9 @@ def test_stop_tokens_wait_for_the_minimum_length() -> None:
 
 def test_everything_banned_is_an_error_not_a_token() -> None:
     served = engine()
-    params = SamplingParams(banned_token_ids=tuple(range(64)))
-    served.submit(Request("r", PROMPT, 5, params))
+    # What is not banned would stop the answer before its least length.
+    params = SamplingParams(banned_token_ids=tuple(range(1, 64)), min_tokens=3)
+    served.submit(Request("r", PROMPT, 5, params, stop_token_ids=frozenset({0})))
     served.submit(Request("other", PROMPT, 5))
     outputs = run_to_end(served)
     assert outputs.finished["r"].reason is FinishReason.ERROR

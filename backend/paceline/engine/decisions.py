@@ -107,18 +107,23 @@ class DrawnVerdict:
 
     def read(self) -> list[Decision]:
         acceptance = self.acceptance
-        counts = torch.stack(
-            (
-                acceptance.num_accepted,
-                acceptance.next_token,
-                acceptance.source,
-                self.is_usable.to(torch.int64),
-                acceptance.num_examined,
-                acceptance.num_passed,
-            ),
-            1,
-        ).tolist()
-        odds = torch.cat((acceptance.next_prob[:, None], acceptance.survival), 1).tolist()
+        fields = (
+            acceptance.num_accepted,
+            acceptance.next_token,
+            acceptance.source,
+            self.is_usable,
+            acceptance.num_examined,
+            acceptance.num_passed,
+        )
+        if self.is_usable.is_cuda:
+            # Each read waits for the device, so there is one.
+            counts = torch.stack([field.to(torch.int64) for field in fields], 1).tolist()
+            odds = torch.cat((acceptance.next_prob[:, None], acceptance.survival), 1).tolist()
+        else:
+            counts = list(zip(*(field.tolist() for field in fields), strict=True))
+            survivals = acceptance.survival.tolist()
+            next_probs = acceptance.next_prob.tolist()
+            odds = [[prob, *rest] for prob, rest in zip(next_probs, survivals, strict=True)]
         by_entry = self._read_logprobs([row[0] for row in counts])
         decisions = []
         for index, (row, (next_prob, *survival)) in enumerate(zip(counts, odds, strict=True)):

@@ -153,7 +153,7 @@ def _drafted(proposal: Proposal, scores: Scores) -> Drafted:
     shape = (len(drafts), depth)
     device = scores.logits.device
     return Drafted(
-        draft_ids=torch.tensor(padded, dtype=torch.int64, device=device).view(shape),
+        draft_ids=torch.from_numpy(np.array(padded, dtype=np.int64).reshape(shape)).to(device),
         num_drafted=np.array([len(draft) for draft in drafts], dtype=np.int64),
         first_rows=np.array(scores.first_rows, dtype=np.int64),
         rows=proposal.rows,

@@ -146,7 +146,7 @@ def _verify_drawn(
 ) -> Acceptance:
     """`verify` for sampled sequences of one kind: all seeded or none, and cut alike."""
     owner = np.repeat(np.arange(len(params)), drafted.num_drafted + 1)
-    parameters = WarpParameters.of(params, logits.device).take(drafted.tensor(owner))
+    parameters = WarpParameters.of([params[index] for index in owner.tolist()], logits.device)
     target = warp(logits, parameters, peaks)
     if rule is AcceptRule.SAMPLED:
         place = np.arange(len(owner)) - drafted.first_rows[owner]
@@ -265,6 +265,11 @@ def draft_tokens(
             tokens[at] = drawn if vocab_ids is None else torch.searchsorted(vocab_ids, drawn)
             continue
         has_row[members] = True
+        if len(groups) == 1:
+            probs = rows.dense(width)
+            noise = uniforms(keys.seeds, keys.positions, keys.rounds, Purpose.DRAFT)
+            tokens = inverse_cdf(probs, torch.from_numpy(noise).to(device))
+            continue
         if probs is None:
             probs = torch.zeros(num_rows, width, dtype=torch.float32, device=device)
         # Sampled from the very numbers that the acceptance ratio will be made of.
@@ -273,5 +278,5 @@ def draft_tokens(
         noise = uniforms(some.seeds, some.positions, some.rounds, Purpose.DRAFT)
         tokens[at] = inverse_cdf(probs[at], torch.from_numpy(noise).to(device))
     if vocab_ids is not None:
-        tokens = vocab_ids[tokens]
+        tokens = vocab_ids.index_select(0, tokens)
     return DraftedTokens(tokens, probs, has_row)

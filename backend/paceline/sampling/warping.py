@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +45,8 @@ _LOWEST_TEMPERATURE = 1e-30
 class WarpParameters:
     """Sampling parameters of R sampled rows as tensors, with what any row needs known on the host.
 
-    temperature, min_p: float32 [R]. top_p: float64 [R]. top_k: int64 [R], 0 keeps all.
+    temperature, min_p: float32 [R]. top_p: float64 [R]. top_k: int64 [R], 0 keeps all. The last
+    three are empty where nothing is cut off.
     """
 
     temperature: Tensor
@@ -59,22 +61,24 @@ class WarpParameters:
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> WarpParameters:
         """For rows of one kind of truncation, none of them greedy. Mixed kinds get their laws too,
         but the last bits of a row can then depend on the kinds beside it."""
+        temperatures = [max(p.temperature, _LOWEST_TEMPERATURE) for p in params]
+        temperature = torch.from_numpy(np.array(temperatures, dtype=np.float32)).to(device)
+        if not any(truncation_of(p) for p in params):
+            none = temperature[:0]
+            return cls(temperature, none, none, none, 0, is_truncated=False, needs_totals=False)
         return cls(
-            temperature=torch.tensor(
-                [max(p.temperature, _LOWEST_TEMPERATURE) for p in params],
-                dtype=torch.float32,
-                device=device,
-            ),
+            temperature=temperature,
             top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
             top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
             min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
-            max_top_k=max((p.top_k for p in params), default=0),
-            is_truncated=any(truncation_of(p) for p in params),
+            max_top_k=max(p.top_k for p in params),
+            is_truncated=True,
             needs_totals=any(p.top_p < 1 and p.top_k == 0 for p in params),
         )
 
     def take(self, rows: Tensor) -> WarpParameters:
-        """The parameters of these rows (int64 [S]); host-side facts stay those of the whole."""
+        """The parameters of these truncated rows (int64 [S]); host-side facts stay those of the
+        whole."""
         return WarpParameters(
             self.temperature[rows],
             self.top_k[rows],
