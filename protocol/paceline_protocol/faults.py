@@ -15,7 +15,7 @@ import msgspec
 
 from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.expectations import expectation, value_at, with_value_at
-from paceline_protocol.requests import CompletionCreate, PacelineOptions, ResponseCreate
+from paceline_protocol.requests import PacelineOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,11 +35,11 @@ def misplaced_option(value: Mapping[str, Any], cls: type[msgspec.Struct]) -> Pro
     Unknown fields of the OpenAI vocabulary are ignored, but these are known to change the answer:
     ignoring them would be a silent lie.
     """
-    if cls is not ResponseCreate and cls is not CompletionCreate:
-        return None
     own = {field.name for field in msgspec.structs.fields(cls)}
+    if "paceline" not in own:
+        return None
     for name in value:
-        if name in _OPTION_NAMES and name not in own:
+        if name in _OPTION_NAMES and name not in own and value[name] is not None:
             return ProtocolError(
                 ErrorCode.UNSUPPORTED_PARAMETER,
                 f'{name} has its place inside `paceline`: {{"paceline": {{"{name}": ...}}}}',

@@ -109,6 +109,14 @@ CASES: list[tuple[str, Any, int, str, str | None]] = [
     (CHAT, M | {"modalities": ["audio"]}, 400, "unsupported_parameter", "modalities"),
     (CHAT, M | {"functions": [{"name": "f"}]}, 400, "unsupported_parameter", "functions"),
     (CHAT, M | {"paceline": {"topk": 3}}, 400, "unknown_parameter", "paceline.topk"),
+    (
+        CHAT,
+        M | {"num_speculative_tokens": 4},
+        400,
+        "unsupported_parameter",
+        "num_speculative_tokens",
+    ),
+    (CHAT, M | {"speculation": "off"}, 400, "unsupported_parameter", "speculation"),
     (CHAT, M | {"paceline": {"top_k": -1}}, 400, "invalid_value", "paceline.top_k"),
     (CHAT, M | {"paceline": {"speculation": "x"}}, 400, "invalid_value", "paceline.speculation"),
     (
