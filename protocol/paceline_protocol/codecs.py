@@ -16,7 +16,7 @@ import msgspec
 from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.events import SERVER_EVENTS, ServerEvent
 from paceline_protocol.expectations import one_of
-from paceline_protocol.faults import as_protocol_error, json_fault, kind, misplaced_option
+from paceline_protocol.faults import as_protocol_error, json_fault, kind, refuse_misplaced_option
 from paceline_protocol.requests import CLIENT_EVENTS, ClientEvent, ResponseCreate
 
 JSON_SUBPROTOCOL: Final = "paceline.v1.json"
@@ -200,9 +200,7 @@ def client_event(value: dict[str, Any]) -> ClientEvent:
             f'type is "{tag[:64]}"; it must be {one_of(_CLIENT_CLASSES)}',
             param="type",
         )
-    misplaced = misplaced_option(value, cls)
-    if misplaced is not None:
-        raise misplaced
+    refuse_misplaced_option(value, cls)
     if cls is ResponseCreate and isinstance(value.get("input"), list):
         value = value | {"input": [_typed_item(item) for item in value["input"]]}
     try:

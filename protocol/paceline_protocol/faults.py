@@ -29,23 +29,22 @@ _OPTION_NAMES = frozenset(field.name for field in msgspec.structs.fields(Pacelin
 _MAX_SHOWN = 60
 
 
-def misplaced_option(value: Mapping[str, Any], cls: type[msgspec.Struct]) -> ProtocolError | None:
-    """The error for a sampling parameter of `paceline` that stands beside it.
+def refuse_misplaced_option(value: Mapping[str, Any], cls: type[msgspec.Struct]) -> None:
+    """Raises ProtocolError for a sampling parameter of `paceline` that stands beside it.
 
     Unknown fields of the OpenAI vocabulary are ignored, but these are known to change the answer:
     ignoring them would be a silent lie.
     """
     own = {field.name for field in msgspec.structs.fields(cls)}
     if "paceline" not in own:
-        return None
+        return
     for name in value:
         if name in _OPTION_NAMES and name not in own and value[name] is not None:
-            return ProtocolError(
+            raise ProtocolError(
                 ErrorCode.UNSUPPORTED_PARAMETER,
                 f'{name} has its place inside `paceline`: {{"paceline": {{"{name}": ...}}}}',
                 param=name,
             )
-    return None
 
 
 def as_protocol_error(

@@ -32,7 +32,7 @@ from paceline.core.controller_depth import (
     steady_seconds,
     without_prefill,
 )
-from paceline.core.controller_ledger import TOLERANCE, Ledger, PlainSeconds, plain_equivalent
+from paceline.core.controller_ledger import Ledger, PlainSeconds, plain_equivalent, risk
 from paceline.core.controller_load import LoadGate
 from paceline.core.controller_session import (
     COPY_DEPTH,
@@ -139,8 +139,8 @@ class Controller:
                 return choices
             counts, worst = self._affordable(base, offers, best.counts, plain)
             if not self.ledger.has_room(worst, plain.seconds):
-                risk = worst - TOLERANCE * plain.seconds
-                numbers = (self.ledger.level, self.ledger.capacity, risk)
+                further = risk(worst, plain.seconds)
+                numbers = (self.ledger.level, self.ledger.capacity, further)
                 self._say(candidates, Why("ledger", numbers))
             else:
                 self._fill(choices, candidates, offers, counts, base)
@@ -156,7 +156,7 @@ class Controller:
         """The counts, less deep where even an empty ledger would not hold their worst case, and
         the seconds of a step with them."""
         worst = self.cost.step_seconds(drafting_shape(base, offers, counts))
-        while max(counts) > 1 and not self.ledger.ever_has_room(worst, plain.seconds):
+        while max(counts) > 1 and risk(worst, plain.seconds) > self.ledger.capacity:
             deepest = max(counts) - 1
             counts = [min(deepest, count) for count in counts]
             worst = self.cost.step_seconds(drafting_shape(base, offers, counts))

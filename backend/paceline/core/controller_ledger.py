@@ -37,11 +37,7 @@ class Ledger:
     def has_room(self, worst_seconds: float, plain_seconds: float) -> bool:
         """Whether a step that takes `worst_seconds` and yields no more than one plain step is
         within the bound."""
-        return self.level + worst_seconds - TOLERANCE * plain_seconds <= self.capacity
-
-    def ever_has_room(self, worst_seconds: float, plain_seconds: float) -> bool:
-        """The same of an empty ledger; without it such a step would be refused for ever."""
-        return worst_seconds - TOLERANCE * plain_seconds <= self.capacity
+        return self.level + risk(worst_seconds, plain_seconds) <= self.capacity
 
     def after_plain(self, measured: float) -> Ledger:
         """A step without drafts."""
@@ -53,6 +49,12 @@ class Ledger:
 
     def _at(self, level: float) -> Ledger:
         return Ledger(self.capacity, max(0.0, level))
+
+
+def risk(worst_seconds: float, plain_seconds: float) -> float:
+    """What a step adds to the ledger at worst, as for `Ledger.has_room`. Beyond the capacity not
+    even an empty ledger has room for it."""
+    return worst_seconds - TOLERANCE * plain_seconds
 
 
 class PlainSeconds(NamedTuple):

@@ -57,8 +57,7 @@ class EngineLimits:
                 f"{self.max_pool_tokens}, and at least one must be left for the answer",
                 field="input",
             )
-        banned = request.sampling.banned_token_ids
-        if len(banned) >= self.vocabulary_size <= len(set(banned)):
+        if len(set(request.sampling.banned_token_ids)) >= self.vocabulary_size:
             raise RequestError(
                 "banned_token_ids holds every id of the vocabulary; at least one must be left",
                 field="banned_token_ids",

@@ -309,8 +309,8 @@ class AdaptivePolicy:
                 controller.observe_copies(session, scored, base, num_decoding)
         controller.observe_tokens(session, outcome.num_committed)
         if self._model is not None:
-            is_drafting = choice is not None and choice.drafter is DrafterKind.MODEL
-            _remember(outcome, followed, is_drafting=is_drafting and outcome.num_drafted > 0)
+            is_model = choice is not None and choice.drafter is DrafterKind.MODEL
+            _remember(outcome, followed, is_drafting=is_model and outcome.num_drafted > 0)
 
     def _shapes(self, outcomes: Many[Outcome], followed: Many[_Followed]) -> _Shapes:
         num_rows = num_logits = num_drafted = context = num_ours = 0

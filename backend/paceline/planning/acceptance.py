@@ -79,8 +79,9 @@ def profile_from_counts(
 ) -> AcceptanceProfile:
     """A profile from the counters that Paceline keeps, or that a measuring run has summed up.
 
-    This is where measured acceptance enters a plan. The fields are those of a session's telemetry
-    sample and of the summary of a finished request, so either can be passed on as it is.
+    This is where measured acceptance enters a plan. A session's telemetry sample and the summary of
+    a finished request have both counts: `passed_per_position` for what was accepted, by the rule
+    that `examined_per_position` is counted by.
 
     Args:
         name: what was measured.

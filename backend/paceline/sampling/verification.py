@@ -217,19 +217,13 @@ class DraftedTokens:
     has_row: npt.NDArray[np.bool_]
 
 
-def draft_highest(places: Tensor, vocab_ids: Tensor | None) -> DraftedTokens:
-    """Greedy drafts. places: int64 [N], the columns of the highest logits. vocab_ids: as for
-    `draft_tokens`."""
-    tokens = places if vocab_ids is None else vocab_ids.index_select(0, places)
-    return DraftedTokens(tokens, None, np.zeros(len(places), dtype=np.bool_))
-
-
 def draft_tokens(
     logits: Tensor,
     params: Sequence[SamplingParams],
     keys: NoiseKeys,
     vocabulary_size: int,
     vocab_ids: Tensor | None = None,
+    highest: Tensor | None = None,
 ) -> DraftedTokens:
     """Sample a draft model's next tokens, warped like the target's.
 
@@ -238,11 +232,14 @@ def draft_tokens(
         params, keys: of the N sequences; positions are those of the tokens to be drawn.
         vocabulary_size: of the target.
         vocab_ids: int64 [V], the target's id of each column, rising; None where they are equal.
+        highest: int64 [N], `argmax_lowest` of the logits, if it is known already.
     """
     num_rows, width = logits.shape
     device = logits.device
     if all(p.is_greedy for p in params):
-        return draft_highest(argmax_lowest(logits), vocab_ids)
+        tokens = argmax_lowest(logits) if highest is None else highest
+        tokens = tokens if vocab_ids is None else vocab_ids.index_select(0, tokens)
+        return DraftedTokens(tokens, None, np.zeros(num_rows, dtype=np.bool_))
     groups = _group([rule_of(p, True, AcceptRule.TOKEN) for p in params], params)
     tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
     probs = None
@@ -265,18 +262,17 @@ def draft_tokens(
             tokens[at] = drawn if vocab_ids is None else torch.searchsorted(vocab_ids, drawn)
             continue
         has_row[members] = True
+        # Sampled from the very numbers that the acceptance ratio will be made of.
+        some = rows.dense(width)
+        own = keys if len(groups) == 1 else keys.take(members)
+        noise = uniforms(own.seeds, own.positions, own.rounds, Purpose.DRAFT)
+        drawn = inverse_cdf(some, torch.from_numpy(noise).to(device))
         if len(groups) == 1:
-            probs = rows.dense(width)
-            noise = uniforms(keys.seeds, keys.positions, keys.rounds, Purpose.DRAFT)
-            tokens = inverse_cdf(probs, torch.from_numpy(noise).to(device))
+            tokens, probs = drawn, some
             continue
         if probs is None:
             probs = torch.zeros(num_rows, width, dtype=torch.float32, device=device)
-        # Sampled from the very numbers that the acceptance ratio will be made of.
-        probs[at] = rows.dense(width)
-        some = keys.take(members)
-        noise = uniforms(some.seeds, some.positions, some.rounds, Purpose.DRAFT)
-        tokens[at] = inverse_cdf(probs[at], torch.from_numpy(noise).to(device))
+        probs[at], tokens[at] = some, drawn
     if vocab_ids is not None:
         tokens = vocab_ids.index_select(0, tokens)
     return DraftedTokens(tokens, probs, has_row)

@@ -87,9 +87,9 @@ class AutoregressiveDrafter(ABC):
     def _logits(self, rows: Tensor) -> Tensor:
         """[N, D] for rows [N, ...]."""
 
-    @abstractmethod
     def _select(self, rows: Tensor, places: list[int]) -> Tensor:
-        """rows[places]."""
+        """Some of the rows, by their places."""
+        return rows[places]
 
     def max_tokens(self, sequence: Sequence) -> int:
         if not self._serves(sequence):

@@ -92,6 +92,3 @@ class ModelDrafter(AutoregressiveDrafter):
         """Logits [R, V] of the rows that are wanted."""
         logits = self._runner.forward(pack(segments, self._block_size)).logits
         return logits[:, : self._vocabulary_size]
-
-    def _select(self, rows: Tensor, places: list[int]) -> Tensor:
-        return rows[places]

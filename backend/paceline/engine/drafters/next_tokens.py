@@ -9,13 +9,7 @@ import torch
 
 from paceline.sampling.constraints import RowEdits
 from paceline.sampling.edits import apply_edits
-from paceline.sampling.verification import (
-    DraftedTokens,
-    NoiseKeys,
-    draft_highest,
-    draft_tokens,
-)
-from paceline.sampling.warping import argmax_lowest
+from paceline.sampling.verification import DraftedTokens, NoiseKeys, draft_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
@@ -52,9 +46,6 @@ def next_tokens(
         # What the target may say can be outside a draft's vocabulary; any draft is as good then.
         is_empty = edited.amax(-1, keepdim=True) == float("-inf")
         logits = torch.where(is_empty, logits.to(torch.float32), edited)
-    params = [sequence.request.sampling for sequence in sequences]
-    if all(p.is_greedy for p in params):
-        return draft_highest(argmax_lowest(logits) if edits else tokens_of_peaks, vocab_ids)
     positions = [
         sequence.num_tokens + len(ids) for sequence, ids in zip(sequences, drafted, strict=True)
     ]
@@ -63,4 +54,6 @@ def next_tokens(
         positions=np.array(positions, dtype=np.int64),
         rounds=np.array([sequence.round for sequence in sequences], dtype=np.int64),
     )
-    return draft_tokens(logits, params, keys, vocabulary_size, vocab_ids)
+    params = [sequence.request.sampling for sequence in sequences]
+    highest = None if edits else tokens_of_peaks
+    return draft_tokens(logits, params, keys, vocabulary_size, vocab_ids, highest)

@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from paceline.model.native import Kernels
 
 _SEED = 4
-
-
 _FIRST_POSITIONS = 1024
 
 
 class NativeDraft:
-    """What a `DraftModule` computes, with the same methods; `forward` takes the pass's context.
+    """What a `DraftModule` computes. `inputs` takes the place of its `embed`, `forward_` that of
+    its `forward` and takes the pass's context; the other methods are the same.
 
     Shares the module's token table and borrowed embedding, and nothing else with it.
     """

@@ -9,7 +9,7 @@ import msgspec
 from paceline.server.http.errors import Refusal
 from paceline_protocol.errors import ErrorCode, ProtocolError
 from paceline_protocol.events import ErrorDetails
-from paceline_protocol.faults import as_protocol_error, json_fault, kind, misplaced_option
+from paceline_protocol.faults import as_protocol_error, json_fault, kind, refuse_misplaced_option
 
 if TYPE_CHECKING:
     from starlette.types import Receive
@@ -71,9 +71,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 def convert(value: dict[str, Any], cls: type[S]) -> S:
     """Plain values as a structure. Raises ProtocolError that names the field."""
-    misplaced = misplaced_option(value, cls)
-    if misplaced is not None:
-        raise misplaced
+    refuse_misplaced_option(value, cls)
     try:
         return msgspec.convert(value, cls, str_keys=True)
     except msgspec.ValidationError as error:
