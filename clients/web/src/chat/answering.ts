@@ -54,24 +54,14 @@ export class Answering {
     private readonly store: Store,
     private readonly connection: Connection,
     private readonly lanes: Lanes,
-    unfinished: Unfinished = unfinishedInTab,
+    private readonly unfinished: Unfinished = unfinishedInTab,
   ) {
     this.before = new Map(
       unfinished.read().map((answer) => [answer.messageId, answer.conversationId]),
     );
     connection.onOpen(() => this.sendWaiting());
     store.onAbandoned((cell) => this.afterReload(cell));
-    effect(() => {
-      const now = [...this.answers.value].map(
-        ([conversationId, answer]) => [answer.cell.peek().id, conversationId] as const,
-      );
-      unfinished.write(
-        [...this.before, ...now].map(([messageId, conversationId]) => ({
-          conversationId,
-          messageId,
-        })),
-      );
-    });
+    effect(() => this.rememberUnfinished());
   }
 
   /** Conversations with an answer that this tab was writing before it was reloaded; load them. */
@@ -115,7 +105,7 @@ export class Answering {
   }
 
   stop(message: MessageRecord): void {
-    this.before.delete(message.id);
+    if (this.before.delete(message.id)) this.rememberUnfinished();
     if (!this.stopHere(message.id)) this.store.tellStop(message.id); // another tab may write it
   }
 
@@ -124,11 +114,25 @@ export class Answering {
     for (const [conversationId, answer] of this.underWay) {
       if (answer.cell.peek().id !== messageId) continue;
       answer.isStopped = true;
+      this.rememberUnfinished(); // the server may take a moment to end it
       if (answer.isSent) this.lanes.cancel(conversationId);
       else this.end(answer, "cancelled");
       return true;
     }
     return false;
+  }
+
+  /** What a reload is to begin anew; not what the user stopped. */
+  private rememberUnfinished(): void {
+    const now = [...this.answers.value]
+      .filter(([, answer]) => !answer.isStopped)
+      .map(([conversationId, answer]) => [answer.cell.peek().id, conversationId] as const);
+    this.unfinished.write(
+      [...this.before, ...now].map(([messageId, conversationId]) => ({
+        conversationId,
+        messageId,
+      })),
+    );
   }
 
   private say(conversationId: string, parentId: string | null, text: string): void {
@@ -294,10 +298,10 @@ export class Answering {
   }
 
   private end(answer: Answer, status: MessageStatus): void {
-    const message = answer.cell.peek();
-    this.leave(message.conversationId);
     this.store.update(answer.cell, { status });
     this.store.keep(answer.cell.peek());
+    // Only now: at no moment is an answer neither written down nor begun anew by a reload.
+    this.leave(answer.cell.peek().conversationId);
   }
 
   private leave(conversationId: string): void {

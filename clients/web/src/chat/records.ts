@@ -51,6 +51,8 @@ export interface ConversationRecord {
   instructions: string;
   sampling: Sampling;
   leafId: string | null;
+  /** Set by the database with each write. Records that were stored without it are older. */
+  writtenAt?: number;
 }
 
 /**
@@ -85,6 +87,8 @@ export interface MessageRecord {
   model: string | null;
   /** Why this answer was begun anew, if it was. */
   note: string | null;
+  /** As of a conversation. */
+  writtenAt?: number;
 }
 
 export function isUnderWay(message: MessageRecord): boolean {

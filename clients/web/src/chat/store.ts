@@ -1,6 +1,7 @@
 /** The conversations of this browser as signals, kept in step with the database and other tabs. */
 import { type Signal, batch, signal } from "@preact/signals";
 import type { Database } from "./database";
+import type { Write } from "./journal";
 import {
   type ConversationRecord,
   type MessageRecord,
@@ -39,6 +40,7 @@ export class Store {
 
   async start(): Promise<void> {
     this.tabs.tell({ kind: "who_writes" });
+    await this.guard(this.recover());
     await this.reloadList();
   }
 
@@ -190,6 +192,11 @@ export class Store {
     );
   }
 
+  /** Other tabs heard nothing of what a reload cut off. */
+  private async recover(): Promise<void> {
+    for (const write of await this.database.recover()) this.tabs.tell(noteOf(write));
+  }
+
   private async reloadList(): Promise<void> {
     const found = await this.database.conversations();
     this.conversations.value = found.sort((one, other) => other.updatedAt - one.updatedAt);
@@ -275,5 +282,18 @@ export class Store {
     } catch (error) {
       this.storageError.value = `This browser did not store the conversation: ${String(error)}`;
     }
+  }
+}
+
+function noteOf(write: Write): TabNote {
+  switch (write.kind) {
+    case "conversation":
+      return { kind: "conversation", id: write.record.id };
+    case "message": {
+      const { id, conversationId } = write.record;
+      return { kind: "message", id, conversationId };
+    }
+    case "removal":
+      return { kind: "removed", id: write.id };
   }
 }

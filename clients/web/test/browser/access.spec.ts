@@ -1,7 +1,7 @@
 /** Keyboard, phone, screen reader, and keys to the server. */
 import type { Browser, BrowserContextOptions, Page } from "playwright-core";
 import { afterAll, beforeAll, expect, test } from "vitest";
-import { answered, launch, open, say, seen, Server, violations } from "./driver";
+import { answered, lastAnswer, launch, open, say, seen, Server, violations } from "./driver";
 import { mockTelemetry } from "./mock_telemetry";
 
 let browser: Browser;
@@ -95,7 +95,7 @@ test("everything is done by keyboard alone", () =>
     await seen(page, "You said: edited");
     await answered(page);
     await page.keyboard.press("Alt+KeyR");
-    await page.getByRole("group", { name: "Versions" }).last().getByText("2 of 2").waitFor();
+    await lastAnswer(page).getByText("2 of 2").waitFor();
     await answered(page);
     await page.keyboard.press("Alt+KeyT");
     await page.locator(".tokens").first().waitFor();

@@ -123,9 +123,16 @@ export async function violations(page: Page): Promise<string[]> {
   return new AxeBuilder(page).analyze();
 }
 
+/** Sends it as soon as the answer before has ended; then it is on the page, and so is its answer. */
 export async function say(page: Page, text: string): Promise<void> {
-  await page.getByLabel("Message", { exact: true }).fill(text);
-  await page.keyboard.press("Enter");
+  const composer = page.getByRole("form", { name: "Write a message" });
+  const field = composer.getByLabel("Message", { exact: true });
+  await composer.getByRole("button", { name: "Send" }).waitFor();
+  await field.fill(text);
+  await field.press("Enter");
+  await page.waitForFunction(
+    () => document.querySelector<HTMLTextAreaElement>("#composer")?.value === "",
+  );
 }
 
 /** The newest answer. */
@@ -144,4 +151,23 @@ export async function answered(page: Page): Promise<void> {
 /** Until the text is on the page; not only told to screen readers. */
 export async function seen(page: Page, text: string): Promise<void> {
   await page.locator(".thread-content, dialog, .telemetry").getByText(text).first().waitFor();
+}
+
+/** Until the browser has stored a message with the text; a tab that is closed leaves no more. */
+export async function stored(page: Page, text: string): Promise<void> {
+  const isStored = (wanted: string): Promise<boolean> =>
+    new Promise((resolve, reject) => {
+      const opening = indexedDB.open("paceline");
+      opening.onerror = () => reject(opening.error);
+      opening.onsuccess = () => {
+        const database = opening.result;
+        const reading = database.transaction("messages").objectStore("messages").getAll();
+        reading.onerror = () => reject(reading.error);
+        reading.onsuccess = () => {
+          database.close();
+          resolve(reading.result.some((message: { text: string }) => message.text.includes(wanted)));
+        };
+      };
+    });
+  while (!(await page.evaluate(isStored, text)));
 }

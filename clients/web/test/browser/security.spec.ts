@@ -83,7 +83,7 @@ test("nothing in a message or in a title runs", async () => {
   await page.getByLabel("Title").fill(`${ATTACK} again`);
   await page.keyboard.press("Enter");
   await page.reload();
-  await page.locator(".conversation-link").waitFor();
+  await page.locator(".conversation-link").getByText(`${ATTACK} again`).waitFor();
   await expectHarmless(visited);
 });
 

@@ -212,6 +212,46 @@ function response(id: string, status: ModelResponse["status"], text: string): Mo
   };
 }
 
+/** A tab's own storage, for `vi.stubGlobal("sessionStorage", ...)`. */
+export class FakeStorage {
+  private readonly items: Map<string, string>;
+
+  /** capacity: the longest text that it takes. */
+  constructor(
+    items: Iterable<readonly [string, string]> = [],
+    private readonly capacity = Infinity,
+  ) {
+    this.items = new Map(items);
+  }
+
+  get length(): number {
+    return this.items.size;
+  }
+
+  /** In no order that a page could build on. */
+  key(index: number): string | null {
+    return [...this.items.keys()].at(-1 - index) ?? null;
+  }
+
+  getItem(key: string): string | null {
+    return this.items.get(key) ?? null;
+  }
+
+  setItem(key: string, text: string): void {
+    if (text.length > this.capacity) throw new DOMException("full", "QuotaExceededError");
+    this.items.set(key, text);
+  }
+
+  removeItem(key: string): void {
+    this.items.delete(key);
+  }
+
+  /** What a reload of the tab at this moment, or a duplicate of it, begins with. */
+  copy(): FakeStorage {
+    return new FakeStorage(this.items);
+  }
+}
+
 /** Lets promises, and timers that are due, run. */
 export async function settle(): Promise<void> {
   for (let turn = 0; turn < 20; turn += 1) await new Promise((resolve) => setTimeout(resolve, 0));
