@@ -152,6 +152,7 @@ def write_head(folder: Path, target: Path, **changes: Any) -> Path:
         folder,
         DraftModule(config, embedding.weight),
         torch.arange(0, 300, 3),
+        torch.zeros(len(embedding.weight) - 100),
         DraftTarget.of(model, "tiny"),
         "# card\n",
         {},

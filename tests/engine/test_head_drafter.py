@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,9 @@ from paceline.model.draft_folder import DraftDescription, DraftTarget, LoadedDra
 from paceline.model.draft_head import DraftModule, DraftModuleConfig
 from paceline.model.draft_runner import DraftModuleRunner
 from paceline.model.runner import ModelRunner
+from paceline.sampling.tail import Tail
 from paceline.training.initialise import copy_from_target
+from tests.reference import chi_square
 from tests.tiny_models import VOCABULARY_SIZE, IdText, Outputs, run_to_end, tiny_llama
 from tests.training.modules import Driver, embedding_of
 
@@ -38,7 +41,12 @@ BLOCK_SIZE = 4
 
 
 def tiny_draft(
-    target: PreTrainedModel, folder: Path, features: tuple[int, ...] = (0, 1, -1), layers: int = 1
+    target: PreTrainedModel,
+    folder: Path,
+    features: tuple[int, ...] = (0, 1, -1),
+    layers: int = 1,
+    *,
+    has_tail: bool = False,
 ) -> LoadedDraft:
     """A head or decoder with random inputs and the target's last layer: good enough to differ from
     chance, bad enough to be rejected."""
@@ -58,7 +66,9 @@ def tiny_draft(
     copy_from_target(module, target, OUTPUT_IDS, (-1,) * layers)
     module.requires_grad_(False)
     description = DraftDescription(folder, config, DraftTarget.of(target, "tiny"))
-    return LoadedDraft(module, OUTPUT_IDS, description)
+    generator = torch.Generator().manual_seed(6)
+    tail = torch.randn(VOCABULARY_SIZE - len(OUTPUT_IDS), generator=generator)
+    return LoadedDraft(module, OUTPUT_IDS, description, tail if has_tail else None)
 
 
 @dataclass
@@ -299,12 +309,97 @@ def test_sampled_drafts_stay_within_the_drafts_ids(
     assert emitted - allowed, "the target's other ids are reached all the same"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_hot_drafts_of_a_draft_with_a_tail_reach_every_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those of a cool neighbour in the same steps stay what they are."""
+    target = tiny_llama(12, layers=3)
+    draft = tiny_draft(target, tmp_path, has_tail=True)
+    engine, drafted = head_engine(target, draft, monkeypatch)
+    for index in range(4):
+        engine.submit(request(f"hot {index}", prompt(index, 6), temperature=1.5))
+    engine.submit(request("greedy", prompt(4, 6), new=40))
+    engine.submit(request("late", prompt(5, 6), new=60, temperature=1.0))
+    outputs = run_to_end(engine)
+    assert {len(tokens) for tokens in outputs.tokens.values()} == {24, 40, 60}
+    allowed = set(OUTPUT_IDS.tolist())
+    hot = {id_ for made in drafted if made.request_id.startswith("hot") for id_ in made.ids}
+    assert hot - allowed
+    assert hot & allowed
+    for made in drafted:
+        if made.request_id == "greedy":
+            assert list(made.ids) == by_hand(target, draft, made.known, len(made.ids))
+    # When the hot ones have ended, what is drafted is the draft's own again.
+    assert set(next(made.ids for made in reversed(drafted) if made.request_id == "late")) <= allowed
+
+
+def second_tokens(engine: Engine, number: int) -> Counter[tuple[int, ...]]:
+    """The second token, which was drafted, of so many hot answers to one prompt."""
+    made: Counter[tuple[int, ...]] = Counter()
+    for first in range(0, number, 100):
+        for index in range(first, first + 100):
+            engine.submit(request(f"r{index}", prompt(2, 5), new=3, temperature=1.5))
+        made.update((tokens[1],) for tokens in run_to_end(engine).tokens.values())
+    return made
+
+
+def law_of_second_tokens(target: PreTrainedModel) -> dict[tuple[int, ...], float]:
+    """By the model alone: over all first tokens."""
+    target.set_attn_implementation("eager")
+    with torch.no_grad():
+        ids = torch.tensor(prompt(2, 5))
+        first = (target(ids[None]).logits[0, -1].double() / 1.5).softmax(-1)
+        both = torch.cat(
+            [ids.expand(VOCABULARY_SIZE, -1), torch.arange(VOCABULARY_SIZE)[:, None]], 1
+        )
+        second = (target(both).logits[:, -1].double() / 1.5).softmax(-1)
+    target.set_attn_implementation(ATTENTION_NAME)
+    return {(token,): float(p) for token, p in enumerate(first @ second)}
+
+
+NUMBER, REJECT = 2000, 1e-6
+
+
+def test_hot_answers_follow_the_targets_law(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rejects a right engine with probability 1e-6; seeds are fixed."""
+    target = tiny_llama(14, layers=3)
+    draft = tiny_draft(target, tmp_path, has_tail=True)
+    engine, _ = head_engine(target, draft, monkeypatch)
+    made = second_tokens(engine, NUMBER)
+    assert chi_square(made, law_of_second_tokens(target)) > REJECT
+
+
+def test_a_tail_left_out_of_the_rows_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: tokens drafted from a tail, verified by rows that have none."""
+    target = tiny_llama(14, layers=3)
+    draft = tiny_draft(target, tmp_path, has_tail=True)
+    engine, _ = head_engine(target, draft, monkeypatch)
+    propose = engine._drafter.propose
+
+    def without(entries):  # type: ignore[no-untyped-def]
+        made = propose(entries)
+        if made.rows is None:
+            return made
+        rows = torch.zeros_like(made.rows).index_copy(1, OUTPUT_IDS, made.rows[:, OUTPUT_IDS])
+        return replace(made, rows=rows / rows.sum(-1, keepdim=True))
+
+    monkeypatch.setattr(engine._drafter, "propose", without)
+    made = second_tokens(engine, NUMBER)
+    assert chi_square(made, law_of_second_tokens(target)) < REJECT
+
+
+@pytest.mark.parametrize(
+    ("temperature", "has_tail"), [(0.0, True), (1.0, True), (1.5, False), (1.5, True)]
+)
 def test_known_tokens_are_scored_by_the_rows_before_them(
-    temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    temperature: float, has_tail: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tiny_llama(13, layers=3)
-    draft = tiny_draft(target, tmp_path)
+    draft = tiny_draft(target, tmp_path, has_tail=has_tail)
     engine, _ = head_engine(target, draft, monkeypatch)
     ids = prompt(6, 13)
     engine.submit(replace(request("r", ids, 3, temperature), speculation=Speculation.OFF))
@@ -320,8 +415,13 @@ def test_known_tokens_are_scored_by_the_rows_before_them(
         logits = logits_by_hand(target, draft, known[:end])
         found = (draft.output_ids == known[end]).nonzero()[:, 0]
         expected = 0.0
-        if len(found) and temperature:
-            expected = float(logits.softmax(-1)[found[0]])
+        if draft.tail_logits is not None and temperature > 1.1:
+            tail = Tail(draft.tail_logits, OUTPUT_IDS)
+            wide = tail.widen(logits[None], [sequence.request.sampling])[0]
+            expected = float((wide / temperature).softmax(-1)[known[end]])
+            assert expected > 0.0
+        elif len(found) and temperature:
+            expected = float((logits / temperature).softmax(-1)[found[0]])
         elif len(found):
             expected = float(logits.argmax() == found[0])
         assert score == pytest.approx(expected, rel=1e-4, abs=1e-7)

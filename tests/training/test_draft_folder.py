@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import ModelError
 from paceline.model.draft_folder import (
@@ -25,6 +26,7 @@ from tests.training.modules import embedding_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 IDS = torch.tensor([2, 3, 5, 8, 13, 21])
@@ -44,7 +46,9 @@ def _save(
         feature_layers=features,
     )
     module = DraftModule(config, embedding_of(target))
-    save_draft(folder, module, IDS, DraftTarget.of(target, "tiny"), "# card\n", {"steps": 1})
+    made_for = DraftTarget.of(target, "tiny")
+    tail = torch.arange(made_for.vocabulary_rows - len(IDS)) / 8
+    save_draft(folder, module, IDS, tail, made_for, "# card\n", {"steps": 1})
     return module
 
 
@@ -59,12 +63,43 @@ def test_a_draft_comes_back_in_the_targets_dtype(
     assert (description.kind, description.config) == (kind, module.config)
     loaded = load_draft(description, target, "tiny")
     assert loaded.output_ids.tolist() == IDS.tolist()
+    num_others = description.target.vocabulary_rows - len(IDS)
+    assert loaded.tail_logits is not None
+    assert loaded.tail_logits.tolist() == [index / 8 for index in range(num_others)]
     assert loaded.module.output.weight.dtype == torch.float32
     for name, tensor in module.state_dict().items():
         expected = tensor.to(torch.bfloat16).float()
         torch.testing.assert_close(loaded.module.state_dict()[name], expected)
     assert not any(parameter.requires_grad for parameter in loaded.module.parameters())
     assert (tmp_path / "README.md").read_text() == "# card\n"
+
+
+def test_a_draft_without_a_tail_is_one_all_the_same(tmp_path: Path) -> None:
+    target = tiny_llama(1)
+    _save(tmp_path, target)
+    _rewrite(tmp_path, None)
+    assert load_draft(describe_draft(tmp_path), target, "tiny").tail_logits is None
+
+
+@pytest.mark.parametrize(
+    "tail", [torch.zeros(3), torch.zeros(0), torch.full((58,), float("nan"))], ids=len
+)
+def test_a_tail_that_does_not_fit_is_refused(tmp_path: Path, tail: Tensor) -> None:
+    target = tiny_llama(1)
+    _save(tmp_path, target)
+    _rewrite(tmp_path, tail)
+    with pytest.raises(ModelError, match="tail_logits .* it takes 58 finite numbers"):
+        load_draft(describe_draft(tmp_path), target, "tiny")
+
+
+def _rewrite(folder: Path, tail: Tensor | None) -> None:
+    """Another tail in the folder's weights, or none."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    del weights["tail_logits"]
+    if tail is not None:
+        weights["tail_logits"] = tail
+    save_file(weights, path)
 
 
 def test_the_fingerprint_ignores_dtype_and_sees_weights() -> None:

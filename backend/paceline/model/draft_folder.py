@@ -1,7 +1,9 @@
 """Draft folders: what `paceline distill` writes and `--draft` takes.
 
     config.json         format, kind ("head" or "decoder"), shape, and the target it was made for
-    model.safetensors   the weights, and `output_ids`: the target's token ids of the output columns
+    model.safetensors   the weights, and `output_ids`: the target's token ids of the output columns;
+                        `tail_logits`, where there are any: what is said of the other ids at high
+                        temperatures (`sampling.tail`)
     README.md           model card
 
 The target's embedding is borrowed, so it is not in the folder, and a draft works with its own
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 FORMAT = "paceline-draft-1"
 OUTPUT_IDS = "output_ids"
+TAIL_LOGITS = "tail_logits"
 _SAMPLED_ROWS = 64
 _log = logging.getLogger(__name__)
 
@@ -80,11 +83,12 @@ class DraftDescription:
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
     """A draft ready to run. ``output_ids [D]`` int64, ascending: the target's token id of each
-    column of its logits."""
+    column of its logits. ``tail_logits [V - D]`` float32: see `sampling.tail.Tail`."""
 
     module: DraftModule
     output_ids: Tensor
     description: DraftDescription
+    tail_logits: Tensor | None = None
 
 
 def fingerprint(embedding: Tensor, final_norm: Tensor) -> str:
@@ -149,6 +153,16 @@ def load_draft(
             f"{description.config.num_output_ids}",
             field="draft",
         )
+    tail_logits = tensors.pop(TAIL_LOGITS, None)
+    if tail_logits is not None:
+        num_others = description.target.vocabulary_rows - len(output_ids)
+        if tail_logits.shape != (num_others,) or not bool(tail_logits.isfinite().all()):
+            raise ModelError(
+                f"{path} has {TAIL_LOGITS} of shape {list(tail_logits.shape)}; it takes "
+                f"{num_others} finite numbers, one for each id that the draft has no output for",
+                field="draft",
+            )
+        tail_logits = tail_logits.float().to(embedding.device)
     module = DraftModule(description.config, embedding)
     try:
         module.load_state_dict(tensors)
@@ -157,13 +171,14 @@ def load_draft(
     module.to(device=embedding.device, dtype=embedding.dtype)
     module.requires_grad_(False)
     module.train(False)
-    return LoadedDraft(module, output_ids.to(embedding.device), description)
+    return LoadedDraft(module, output_ids.to(embedding.device), description, tail_logits)
 
 
 def save_draft(
     folder: Path,
     module: DraftModule,
     output_ids: Tensor,
+    tail_logits: Tensor,
     target: DraftTarget,
     card: str,
     figures: dict[str, Any],
@@ -175,6 +190,7 @@ def save_draft(
         for name, tensor in module.state_dict().items()
     }
     weights[OUTPUT_IDS] = output_ids.to("cpu", torch.int32)
+    weights[TAIL_LOGITS] = tail_logits.to("cpu", torch.float32)
     partial = folder / "model.safetensors.partial"
     save_file(weights, partial, {"format": "pt"})
     config = {

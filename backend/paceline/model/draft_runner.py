@@ -72,6 +72,7 @@ class DraftModuleRunner:
         config = draft.module.config
         self._scale = config.head_dim**-0.5
         self.output_ids = draft.output_ids
+        self.tail_logits = draft.tail_logits
         self.feature_layers = config.feature_layers
         self.feature_width = len(config.feature_layers) * config.hidden_size
         num_slots = kv_layers[0].shape[1] * kv_layers[0].shape[2]

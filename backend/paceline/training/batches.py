@@ -97,6 +97,13 @@ class BatchSource:
         ids = shard.tokens.token_ids[where].long().to(self._device)
         return ids, shard.states.features[where].to(self._device)
 
+    def final_states(self, reference: tuple[int, int]) -> Tensor:
+        """The target's states [n, H] after the final norm, where the next token is an answer's."""
+        shard, where = self._locate(reference)
+        _, index = reference
+        first = shard.tokens.prompt_lengths[index] - 1
+        return shard.states.final[where][max(0, first) : -1].to(self._device)
+
     def draw(self, num_sequences: int) -> Batch:
         """A random batch for training that prefers sequences seen less often."""
         least = min(self._uses.get(reference, 0) for reference in self.training)

@@ -22,6 +22,7 @@ from paceline.core.errors import ConfigError
 from paceline.model.draft_folder import DraftTarget, save_draft
 from paceline.model.draft_head import DraftModule, DraftModuleConfig
 from paceline.model.features import FINAL_NORM
+from paceline.sampling.tail import mean_tail
 from paceline.training.batches import BatchSource
 from paceline.training.card import model_card
 from paceline.training.evaluation import Evaluation, evaluate
@@ -34,7 +35,7 @@ from paceline.training.trainer import Trainer, TrainingOptions
 from paceline.training.work_folder import WorkFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -50,6 +51,7 @@ ENCODE_SHARE = 0.6
 CHECKPOINT_EVERY_S = 180.0
 EVALUATE_EVERY_S = 300.0
 FIT_SEQUENCES = 96
+TAIL_POSITIONS = 8192
 
 
 class DraftKind(StrEnum):
@@ -218,7 +220,8 @@ class Distillation:
         with trainer.averaged():
             sharpen(module, source, judged)
             evaluation = evaluate(module, source, source.held_out or source.training)
-            self._export(destination, module, output_ids, trainer.progress, evaluation)
+            tail_logits = mean_tail(self._target_logits(source), output_ids)
+            self._export(destination, module, output_ids, tail_logits, trainer.progress, evaluation)
         return evaluation
 
     def _export(
@@ -226,6 +229,7 @@ class Distillation:
         destination: Path,
         module: DraftModule,
         output_ids: Tensor,
+        tail_logits: Tensor,
         progress: Progress,
         evaluation: Evaluation,
     ) -> None:
@@ -237,7 +241,18 @@ class Distillation:
             "held_out": asdict(evaluation),
         }
         card = model_card(self._target, module, evaluation, figures)
-        save_draft(destination, module, output_ids, self._target, card, figures)
+        save_draft(destination, module, output_ids, tail_logits, self._target, card, figures)
+
+    def _target_logits(self, source: BatchSource) -> Iterator[Tensor]:
+        """The target's logits [N, V] at some thousands of positions, a block a sequence."""
+        weight = self._model.get_output_embeddings().weight.detach()
+        left = TAIL_POSITIONS
+        for reference in source.training:
+            if left <= 0:
+                break
+            states = source.final_states(reference)
+            yield states @ weight.T
+            left -= len(states)
 
     def _module(self, output_ids: Tensor) -> DraftModule:
         config: Any = self._model.config.get_text_config()

@@ -20,6 +20,7 @@ from paceline.engine.drafters.next_tokens import next_tokens
 from paceline.engine.drafters.ngram import serves
 from paceline.engine.drafters.scoring import score_known
 from paceline.model.batch import Segment
+from paceline.sampling.tail import needs_tail
 from paceline.sampling.warping import highest
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from paceline.engine.plan import PlanEntry
     from paceline.engine.sequence import Sequence
+    from paceline.sampling.tail import Tail
 
 MAX_TOKENS = 6
 
@@ -49,8 +51,9 @@ class AutoregressiveDrafter(ABC):
     """Drafts with a network that has K/V of its own in the target's blocks.
 
     vocabulary_size: ids that mean the same in the target. output_ids: int64 [D], the target's id of
-    each column of the network's logits, rising; None where they are equal. max_model_len: positions
-    that can be drafted at. scrub: zeroes blocks of the network's K/V.
+    each column of the network's logits, rising; None where they are equal. tail: of the ids that
+    have no column. max_model_len: positions that can be drafted at. scrub: zeroes blocks of the
+    network's K/V.
     """
 
     def __init__(
@@ -60,9 +63,11 @@ class AutoregressiveDrafter(ABC):
         output_ids: Tensor | None,
         max_model_len: int,
         scrub: Callable[[Many[int]], None],
+        tail: Tail | None = None,
     ) -> None:
         self._vocabulary_size = vocabulary_size
         self._output_ids = output_ids
+        self._tail = tail
         self._max_model_len = max_model_len
         self._scrub = scrub
         self._broken: set[str] = set()
@@ -108,10 +113,12 @@ class AutoregressiveDrafter(ABC):
             for entry in entries
         ]
         growing, rows = self._catch_up(entries, drafts)
+        # All rows of a proposal are equally wide, so the tail is for all of them.
+        tail = self._tail if any(self._needs_tail(draft.sequence) for draft in growing) else None
         sampled_from: list[Tensor] = []
         num_sampled = 0
         while growing and rows is not None:
-            growing, rows, probs = self._extend(growing, rows, num_sampled)
+            growing, rows, probs = self._extend(growing, rows, num_sampled, tail)
             if probs is not None:
                 sampled_from.append(probs)
                 num_sampled += len(probs)
@@ -134,7 +141,7 @@ class AutoregressiveDrafter(ABC):
             row_index=tuple(tuple(draft.rows) for draft in drafts),
             drafter_names=("model",) * len(drafts),
             rows=torch.cat(sampled_from) if sampled_from else None,
-            vocab_ids=self._output_ids,
+            vocab_ids=self._output_ids if tail is None else None,
             scores=tuple(draft.scores for draft in drafts),
         )
 
@@ -143,6 +150,9 @@ class AutoregressiveDrafter(ABC):
 
     def _serves(self, sequence: Sequence) -> bool:
         return serves(sequence, DrafterKind.MODEL) and sequence.request_id not in self._broken
+
+    def _needs_tail(self, sequence: Sequence) -> bool:
+        return self._tail is not None and needs_tail(sequence.request.sampling)
 
     def _catch_up(
         self, entries: Many[PlanEntry], drafts: Many[_Draft]
@@ -174,23 +184,25 @@ class AutoregressiveDrafter(ABC):
             if num_scored > 0:
                 sequence = draft.sequence
                 last = ends[index] - 1
+                sampling = sequence.request.sampling
+                logits, vocab_ids = self._logits(rows[last - num_scored : last]), self._output_ids
+                if self._tail is not None and needs_tail(sampling):
+                    logits, vocab_ids = self._tail.widen(logits, [sampling] * num_scored), None
                 draft.scores = score_known(
-                    self._logits(rows[last - num_scored : last]),
-                    sequence.token_ids[-num_scored:],
-                    sequence.request.sampling,
-                    self._output_ids,
+                    logits, sequence.token_ids[-num_scored:], sampling, vocab_ids
                 )
         beginning = [(index, draft) for index, draft, _ in caught_up if draft.limit > 0]
         first = [ends[index] - 1 for index, _ in beginning]
         return [draft for _, draft in beginning], self._select(rows, first)
 
     def _extend(
-        self, growing: list[_Draft], rows: Tensor, num_sampled: int
+        self, growing: list[_Draft], rows: Tensor, num_sampled: int, tail: Tail | None
     ) -> tuple[list[_Draft], Tensor, Tensor | None]:
         """Sample one more token for each draft from its row.
 
         Returns the drafts that got one, their rows, and the float32 rows that were sampled from; a
-        draft whose row is not finite ends here. num_sampled: rows sampled from so far.
+        draft whose row is not finite ends here. num_sampled: rows sampled from so far. tail: where
+        ids without a column are drafted too.
         """
         logits = self._logits(rows)
         tokens_of_peaks, peaks = highest(logits)
@@ -204,13 +216,17 @@ class AutoregressiveDrafter(ABC):
             tokens_of_peaks = tokens_of_peaks[kept]
             if not growing:
                 return [], rows, None
+        vocab_ids = self._output_ids
+        if tail is not None:
+            logits = tail.widen(logits, [draft.sequence.request.sampling for draft in growing])
+            tokens_of_peaks, vocab_ids = tail.output_ids[tokens_of_peaks], None
         made = next_tokens(
             logits,
             tokens_of_peaks,
             [draft.sequence for draft in growing],
             [draft.ids for draft in growing],
             self._vocabulary_size,
-            self._output_ids,
+            vocab_ids,
         )
         tokens = made.token_ids.tolist()
         for row, (draft, token, has_row) in enumerate(

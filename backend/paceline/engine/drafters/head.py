@@ -18,6 +18,7 @@ import numpy as np
 
 from paceline.engine.drafters.autoregressive import AutoregressiveDrafter
 from paceline.model.batch import pack, slots_of
+from paceline.sampling.tail import Tail, other_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,7 @@ class HeadDrafter(AutoregressiveDrafter):
             output_ids=runner.output_ids,
             max_model_len=max_model_len,
             scrub=scrub,
+            tail=_tail(runner, vocabulary_size),
         )
         self._runner = runner
         self._block_size = block_size
@@ -101,3 +103,12 @@ class HeadDrafter(AutoregressiveDrafter):
 
     def _select(self, rows: Tensor, places: list[int]) -> Tensor:
         return self._runner.select(rows, places)
+
+
+def _tail(runner: DraftModuleRunner, vocabulary_size: int) -> Tail | None:
+    """That of the draft, without the target's padding."""
+    if runner.tail_logits is None:
+        return None
+    num_rows = len(runner.output_ids) + len(runner.tail_logits)
+    is_id = other_ids(runner.output_ids, num_rows) < vocabulary_size
+    return Tail(runner.tail_logits[is_id], runner.output_ids)

@@ -1,0 +1,87 @@
+"""What a draft says, at high temperatures, of the tokens that it has no output for.
+
+A draft with a trimmed output leaves every other token to the target. That costs little where the
+target is sure, but at temperature 1.5 the default target has half of its probability on ids that
+the shipped draft cannot say, and nothing of that half would ever be accepted. There, however, the
+rest of the vocabulary looks much the same wherever it stands: the logits of all tokens rise and
+fall together with the context. So these ids get one row of logits, the target's mean over many
+positions, that stands as far above or below the draft's own mean logit as it did above the
+target's.
+
+Such a row is a distribution like any other, so nothing changes about exactness. The draft is less
+sure of itself at high temperatures than it was trained to be, so there it is softened as well:
+overlap with the target over 300 positions of hot prose, alone, with a tail, and with both, 0.36,
+0.48 and 0.52 at temperature 1.5, and 0.33, 0.54 and 0.60 at 2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
+
+    from paceline.core.request import SamplingParams
+
+LEAST_TEMPERATURE = 1.1
+"""Above this the ids that a draft cannot say are worth a row of the whole vocabulary."""
+SOFTENING = 1.2
+
+
+class Tail:
+    """The logits of a draft's other ids, and where its own ones belong.
+
+    logits: [V - D] float32, of the target's ids that are not in `output_ids`, in their order, each
+    above the mean of those that are. output_ids: int64 [D], rising, below V.
+    """
+
+    def __init__(self, logits: Tensor, output_ids: Tensor) -> None:
+        self.output_ids = output_ids
+        self._row = torch.zeros(len(logits) + len(output_ids), device=output_ids.device)
+        others = other_ids(output_ids, len(self._row))
+        self._row[others] = logits.to(output_ids.device) / SOFTENING
+
+    def widen(self, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+        """Logits [N, D] of a draft as logits [N, V] over all ids, float32: with the tail, and
+        softened, where the temperature is high, and with minus infinity for the other ids where it
+        is not. params: of the N rows."""
+        is_hot = torch.tensor([needs_tail(each) for each in params], device=logits.device)[:, None]
+        own = logits.to(torch.float32)
+        own = torch.where(is_hot, own / SOFTENING, own)
+        wide = torch.where(is_hot, self._row + own.mean(-1, keepdim=True), float("-inf"))
+        wide.index_copy_(1, self.output_ids, own)
+        return wide
+
+
+def needs_tail(params: SamplingParams) -> bool:
+    """Whether a request's drafts are better for a tail."""
+    return params.temperature > LEAST_TEMPERATURE
+
+
+def other_ids(output_ids: Tensor, num_ids: int) -> Tensor:
+    """int64 [V - D], rising: the ids below V = num_ids that are not among output_ids [D]."""
+    is_other = torch.ones(num_ids, dtype=torch.bool, device=output_ids.device)
+    is_other[output_ids] = False
+    return is_other.nonzero()[:, 0]
+
+
+@torch.no_grad()
+def mean_tail(rows: Iterable[Tensor], output_ids: Tensor) -> Tensor:
+    """The logits of a `Tail`: [V - D] float32.
+
+    rows: blocks [N, V] of the target's logits, in any float type. Raises ValueError for no rows.
+    """
+    total: Tensor | None = None
+    count = 0
+    for block in rows:
+        logits = block.to(torch.float32)
+        above = (logits - logits[:, output_ids].mean(-1, keepdim=True)).sum(0)
+        total = above if total is None else total + above
+        count += len(logits)
+    if total is None or count == 0:
+        raise ValueError("a tail needs at least one row of the target's logits")
+    return (total / count)[other_ids(output_ids, len(total))]
