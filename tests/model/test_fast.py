@@ -331,6 +331,24 @@ def test_products(num_rows: int, inputs: int, outputs: int) -> None:
 
 
 @needs_products
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (50, 33), (576, 32), (1536, 64)])
+def test_a_row_of_a_product_does_not_depend_on_its_company(inputs: int, outputs: int) -> None:
+    """Whatever unit computes it, and however many rows fill its registers."""
+    kernels = native.load_kernels()
+    assert kernels is not None
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.randn(300, inputs, generator=generator).to(torch.bfloat16)
+    weight = torch.randn(outputs, inputs, generator=generator).to(torch.bfloat16)
+    product = NativeProjection(weight, None, kernels)
+    whole = product(rows)
+    for first, count in [(0, 1), (299, 1), (3, 15), (5, 16), (7, 17), (100, 32), (2, 33), (1, 257)]:
+        assert torch.equal(product(rows[first : first + count]), whole[first : first + count])
+    spoiled = rows.clone()
+    spoiled[::2] = float("nan")
+    assert torch.equal(product(spoiled)[1::2], whole[1::2])
+
+
+@needs_products
 def test_gated_products() -> None:
     kernels = native.load_kernels()
     assert kernels is not None

@@ -52,7 +52,9 @@ class Tail:
         is_hot = torch.tensor([needs_tail(each) for each in params], device=logits.device)[:, None]
         own = logits.to(torch.float32)
         own = torch.where(is_hot, own / SOFTENING, own)
-        wide = torch.where(is_hot, self._row + own.mean(-1, keepdim=True), float("-inf"))
+        wide = self._row + own.mean(-1, keepdim=True)
+        if not bool(is_hot.all()):
+            wide.masked_fill_(~is_hot, float("-inf"))
         wide.index_copy_(1, self.output_ids, own)
         return wide
 

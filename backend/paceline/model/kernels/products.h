@@ -1,23 +1,17 @@
-// Products of few rows with a weight laid out for them, by the processor's bfloat16 dot products.
+// Products of rows with a weight laid out for them, by the processor's bfloat16 dot products or by
+// its matrix unit (tiles.h).
 //
 // A weight comes in blocks of 32 outputs: for each pair of inputs, 32 times two values. A block is
 // read once, in order, whatever the number of rows. Each result is one chain of additions along the
 // inputs, so it does not depend on how many rows there are.
 #pragma once
 
-#include "vectors.h"
+#include "tiles.h"
 
 namespace {
 
-constexpr int kBlock = 2 * kLanes;  // outputs in a block
-constexpr int kRowTile = 12;        // rows that fit the registers beside a block's weights
-constexpr int64_t kRowChunk = 96;   // rows that a thread takes at once
-
-struct Product {
-  const bf16* weight;  // [blocks, inputs / 2, 32, 2]
-  const float* bias;   // [blocks * 32] or null
-  int64_t inputs, outputs;
-};
+constexpr int kRowTile = 12;       // rows that fit the registers beside a block's weights
+constexpr int64_t kRowChunk = 96;  // rows that a thread takes at once
 
 enum class Epilogue { kPlain, kAdd, kGate };
 
@@ -62,12 +56,40 @@ inline void store_some(bf16* target, Floats value, int64_t count) {
                                   sizeof(bf16));
 }
 
-// rows [num_rows, inputs] -> out. kPlain: [num_rows, outputs]. kAdd: that plus `added`, which may
-// be `out`. kGate: blocks hold 16 gates and 16 values each, outputs counts both, and out is
-// silu(gate) * value, [num_rows, outputs / 2].
+// What follows the sums of one row with block `b`; `row` counts from the product's first one.
 template <Epilogue E>
-void product(const Product& p, const bf16* rows, int64_t num_rows, const bf16* added, bf16* out,
-             int num_threads) {
+inline void finish(const Product& p, int64_t b, int64_t row, Floats left, Floats right,
+                   const bf16* added, bf16* out) {
+  if (p.bias != nullptr) {
+    left += load(p.bias + b * kBlock);
+    right += load(p.bias + b * kBlock + kLanes);
+  }
+  if (E == Epilogue::kGate) {
+    store(out + row * (p.outputs / 2) + b * kLanes, left / (exponential(-left) + 1.0f) * right);
+    return;
+  }
+  const int64_t at = row * p.outputs + b * kBlock, room = p.outputs - b * kBlock;
+  if (room >= kBlock) {
+    if (E == Epilogue::kAdd) {
+      left += load(added + at);
+      right += load(added + at + kLanes);
+    }
+    store(out + at, left);
+    store(out + at + kLanes, right);
+    return;
+  }
+  if (E == Epilogue::kAdd) {
+    for (int64_t i = 0; i < room; ++i)
+      (i < kLanes ? left[i] : right[i - kLanes]) += to_float(added[at + i]);
+  }
+  store_some(out + at, left, room);
+  store_some(out + at + kLanes, right, room - kLanes);
+}
+
+// By dot products of pairs.
+template <Epilogue E>
+void product_of_pairs(const Product& p, const bf16* rows, int64_t num_rows, const bf16* added,
+                      bf16* out, int num_threads) {
   const int64_t num_blocks = (p.outputs + kBlock - 1) / kBlock;
   const int64_t num_chunks = (num_rows + kRowChunk - 1) / kRowChunk;
   const int64_t pairs = p.inputs / 2;
@@ -75,44 +97,34 @@ void product(const Product& p, const bf16* rows, int64_t num_rows, const bf16* a
   for (int64_t c = 0; c < num_chunks; ++c) {
     for (int64_t b = 0; b < num_blocks; ++b) {
       const bf16* weight = p.weight + b * p.inputs * kBlock;
-      Floats bias[2] = {};
-      if (p.bias != nullptr) {
-        bias[0] = load(p.bias + b * kBlock);
-        bias[1] = load(p.bias + b * kBlock + kLanes);
-      }
       const int64_t end = std::min(num_rows, (c + 1) * kRowChunk);
       for (int64_t first = c * kRowChunk; first < end; first += kRowTile) {
         const int64_t count = std::min<int64_t>(kRowTile, end - first);
         Floats result[kRowTile][2];
         multiply_some<kRowTile>(count, rows + first * p.inputs, p.inputs, weight, pairs, result);
-        for (int64_t r = 0; r < count; ++r) {
-          const int64_t row = first + r;
-          Floats left = result[r][0] + bias[0], right = result[r][1] + bias[1];
-          if (E == Epilogue::kGate) {
-            store(out + row * (p.outputs / 2) + b * kLanes,
-                  left / (exponential(-left) + 1.0f) * right);
-            continue;
-          }
-          const int64_t at = row * p.outputs + b * kBlock, room = p.outputs - b * kBlock;
-          if (room >= kBlock) {
-            if (E == Epilogue::kAdd) {
-              left += load(added + at);
-              right += load(added + at + kLanes);
-            }
-            store(out + at, left);
-            store(out + at + kLanes, right);
-            continue;
-          }
-          if (E == Epilogue::kAdd) {
-            for (int64_t i = 0; i < room; ++i)
-              (i < kLanes ? left[i] : right[i - kLanes]) += to_float(added[at + i]);
-          }
-          store_some(out + at, left, room);
-          store_some(out + at + kLanes, right, room - kLanes);
-        }
+        for (int64_t r = 0; r < count; ++r)
+          finish<E>(p, b, first + r, result[r][0], result[r][1], added, out);
       }
     }
   }
+}
+
+// rows [num_rows, inputs] -> out. kPlain: [num_rows, outputs]. kAdd: that plus `added`, which may
+// be `out`. kGate: blocks hold 16 gates and 16 values each, outputs counts both, and out is
+// silu(gate) * value, [num_rows, outputs / 2].
+//
+// Which way a product is computed depends on the weight alone, never on the number of rows.
+template <Epilogue E>
+void product(const Product& p, const bf16* rows, int64_t num_rows, const bf16* added, bf16* out,
+             int num_threads) {
+#if PACELINE_HAS_TILES
+  if (serves_tiles(p.inputs))
+    return product_of_tiles(
+        p, rows, num_rows, num_threads, [&](int64_t b, int64_t row, const float* sums) {
+          finish<E>(p, b, row, load(sums), load(sums + kLanes), added, out);
+        });
+#endif
+  product_of_pairs<E>(p, rows, num_rows, added, out, num_threads);
 }
 
 #endif
