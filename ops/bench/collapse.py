@@ -2,8 +2,10 @@
 
     python ops/bench/collapse.py [--draft layers:4]
 
-Two sessions, turn by turn: code, then for the first one prose at temperature 1.5, then code again.
-Prints what telemetry tells of both after every turn, and each change of a gate when it happens.
+Two sessions, turn by turn: code, then for the first one prose in a language that the shipped draft
+was not trained on, then code again. (`--hot` has prose at temperature 1.5 instead, at which a draft
+without a tail collapses too, as `--draft layers:4`.) Prints what telemetry tells of both after every
+turn, and each change of a gate when it happens.
 """
 
 from __future__ import annotations
@@ -17,12 +19,20 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backend"), str(ROOT / "protocol")]
 
 from ops.bench.engines import add_model_options, open_engine  # noqa: E402
 from ops.bench.provenance import write_result  # noqa: E402
-from ops.bench.workloads import WORKLOADS  # noqa: E402
+from ops.bench.workloads import WORKLOADS, Workload  # noqa: E402
 from paceline.core.events import FinishEvent  # noqa: E402
-from paceline.core.request import DrafterKind, Request  # noqa: E402
+from paceline.core.request import DrafterKind, Request, SamplingParams  # noqa: E402
 
-CODE, PROSE = WORKLOADS[1], WORKLOADS[3]
-TURNS = (CODE, CODE, PROSE, PROSE, PROSE, CODE, CODE, CODE)
+CODE, HOT = WORKLOADS[1], WORKLOADS[3]
+FOREIGN = Workload(
+    "Russian prose",
+    (
+        "Жил-был на берегу моря старый рыбак, который каждое утро",
+        "Поздней осенью в маленькую деревню приехал человек, которого",
+        "Когда наступила зима, в доме у реки остались только",
+    ),
+    SamplingParams(temperature=1.0),
+)
 
 
 def main() -> int:
@@ -30,8 +40,11 @@ def main() -> int:
     add_model_options(parser)
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     parser.add_argument("--min-acceptance", type=float, default=0.4, help="as for `paceline serve`")
+    parser.add_argument("--hot", action="store_true", help="prose at temperature 1.5 instead")
     parser.add_argument("--name", default="collapse", help="of the result file")
     options = parser.parse_args()
+    prose = HOT if options.hot else FOREIGN
+    story = (CODE, CODE, prose, prose, prose, CODE, CODE, CODE)
     settings = {"drafter": DrafterKind.MODEL, "min_acceptance": options.min_acceptance}
     with open_engine(options, max_sequences=16, **settings) as (engine, models):
         engine.watch(0.0)
@@ -39,7 +52,7 @@ def main() -> int:
         examined = {"first": 0, "second": 0}
         changes = []
         turns = []
-        for turn, workload in enumerate(TURNS):
+        for turn, workload in enumerate(story):
             for name, kind in (("first", workload), ("second", CODE)):
                 prompt = tuple(models.codec.encode(kind.texts[turn % len(kind.texts)]))
                 request = f"{name}-{turn}"

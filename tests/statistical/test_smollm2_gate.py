@@ -1,5 +1,6 @@
-"""The session gate on the default pair: one session turns from code to prose at temperature 1.5 and
-back, its neighbour stays with code. Run with `-m slow -s` to see what telemetry tells.
+"""The session gate on the default pair: one session turns from code to prose in a language that the
+draft was not trained on and back, its neighbour stays with code. Run with `-m slow -s` to see what
+telemetry tells.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ TABLE = CostTable(
     draft_drawn=Curve((1, 64), (0.001, 0.004)),
 )
 CODE = "def f(x):\n    return x\n\n\ndef g(x):\n    return x\n\n\n"
-PROSE = "The lighthouse keeper had not spoken to anyone for eleven days when"
-GREEDY, HOT = SamplingParams(temperature=0.0), SamplingParams(temperature=1.5)
+PROSE = "Жил-был на берегу моря старый рыбак, который каждое утро"
+GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)
 NUM_TOKENS = 96
 
 
@@ -88,9 +89,8 @@ def num_examined(session: SessionStatus) -> int:
 def test_prose_switches_a_session_off_and_code_on_again(
     engine: tuple[Engine, composition.Models],
 ) -> None:
-    """Prose at 1.5 has an acceptance near 0.31 with the shipped draft, this code 0.7. A window of
-    64 prose positions is at 0.40 or more once in fifteen times, twice as many next to never; with a
-    scripted draft 64 are pinned in tests/engine/test_policy.py."""
+    """Russian prose has an acceptance near 0.2 with the shipped draft, this code 0.7. The same with
+    a scripted draft is in tests/engine/test_policy.py."""
     story = Story(*engine)
     story.turn(CODE, GREEDY)
     story.turn(CODE, GREEDY)
@@ -98,7 +98,7 @@ def test_prose_switches_a_session_off_and_code_on_again(
     steps = len(story.seen["first"])
     before = num_examined(story.seen["first"][-1])
     for _ in range(6):
-        story.turn(PROSE, HOT)
+        story.turn(PROSE, SAMPLED)
         if story.gate("first") is not Gate.ON:
             break
     assert story.gate("first") is not Gate.ON
@@ -109,7 +109,7 @@ def test_prose_switches_a_session_off_and_code_on_again(
     )
     switched = next(s for s in story.seen["first"][steps:] if s.gate is Gate.OFF)
     sys.stdout.write(f"off after {num_examined(switched) - before} examined\n")
-    assert num_examined(switched) - before <= 2 * 64
+    assert num_examined(switched) - before <= 64
     while story.gate("first") is not Gate.ON and story.num_turns < 40:
         story.turn(CODE, GREEDY)
     assert story.gate("first") is Gate.ON
