@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from paceline.model.tokenizer import TextCodec
 
 DEPTH = 4
-TEMPERATURES = (0.0, 1.0)
+TEMPERATURES = (0.0, 1.0, 1.5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 
 Two sessions, turn by turn: code, then for the first one prose in a language that the shipped draft
 was not trained on, then code again. (`--hot` has prose at temperature 1.5 instead, at which a draft
-without a tail collapses too, as `--draft layers:4`.) Prints what telemetry tells of both after every
+without a tail collapses too, as `--draft layers:4`.) Prints what telemetry tells of both after each
 turn, and each change of a gate when it happens.
 """
 

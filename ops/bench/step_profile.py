@@ -5,14 +5,16 @@
 Three tables, of the default target in bfloat16: a step's cost by rows, by sessions and contexts,
 and by part. What is compared runs interleaved in one process, and medians are given. "transformers"
 is the unchanged model with torch's attention over the same paged memory (`--no-fast-path`).
-Writes results/step_profile.json and results/step_profile.svg.
+Writes results/step_profile.json and results/step_profile.svg, or those of `--name`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import statistics
+import sys
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="contexts of 100 and 1000 only")
+    parser.add_argument("--name", default="step_profile", help="of the result files")
     arguments = parser.parse_args()
     use_threads(usable_cores())
     contexts = CONTEXTS[:2] if arguments.quick else CONTEXTS
@@ -92,10 +95,9 @@ def main() -> None:
             cells = ", ".join(f"{part} {ms:.2f}" for part, ms in table.items())
             print(f"{sessions} sessions, {name}: {cells}")
     result |= {"by_rows": by_rows, "prefill": prefill, "by_load": by_load, "parts": parts}
-    path = write_result(
-        "step_profile", "python ops/bench/step_profile.py" + " --quick" * arguments.quick, result
-    )
-    chart = RESULTS / "step_profile.svg"
+    command = "python " + shlex.join(["ops/bench/step_profile.py", *sys.argv[1:]])
+    path = write_result(arguments.name, command, result)
+    chart = RESULTS / f"{arguments.name}.svg"
     write_line_chart(
         chart,
         "Cost of one step, SmolLM2-135M, context 100",

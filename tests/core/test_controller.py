@@ -92,7 +92,7 @@ def step(
         if choice.num_drafted:
             chain = [float(i < accepted) for i in range(choice.num_drafted)]
             examined = min(accepted + 1, choice.num_drafted)
-            control.acceptances.observe_model_round(candidate.session, 0, chain, accepted, examined)
+            control.acceptances.observe_model_round(candidate.session, 0, chain, examined)
         control.observe_tokens(candidate.session, accepted + 1)
     shape = base._replace(
         num_rows=count + drafted,
@@ -227,7 +227,7 @@ def test_a_probe_follows_the_pause_and_its_result_decides() -> None:
         control = controller()
         session = control.session("s0")
         for _ in range(24):
-            control.acceptances.observe_model_round(session, 0, [0.0], 0, 1)
+            control.acceptances.observe_model_round(session, 0, [0.0], 1)
         assert model_gate(session) is Gate.OFF
         offered = candidates(control, 1, model_lag=40)
         assert control.decide(base_of(1), 1, offered) == [Choice()]
@@ -250,15 +250,35 @@ def closed(control: Controller) -> SessionControl:
     """A session whose draft model's gate has just closed, and the pause is over."""
     session = control.session("s0")
     for _ in range(24):
-        control.acceptances.observe_model_round(session, 0, [0.0], 0, 1)
+        control.acceptances.observe_model_round(session, 0, [0.0], 1)
     control.observe_tokens(session, 64)
     assert model_gate(session) is Gate.OFF
     return session
 
 
+def others_do_well(control: Controller) -> None:
+    """So that it is likely that a closed session would too."""
+    for _ in range(100):
+        control.acceptances.observe_model_round(control.session("other"), 0, [1.0] * 6, 6)
+
+
+def test_a_probe_has_to_be_likely_to_pay() -> None:
+    """With 16 sessions acceptance 0.53, which is much here, would not; with one it would."""
+    for num_sessions, does_well, num_scored in ((1, False, 64), (16, False, 0), (16, True, 64)):
+        control = controller()
+        session = closed(control)
+        if does_well:
+            others_do_well(control)
+        [offered] = candidates(control, 1, model_lag=40)
+        base = base_of(num_sessions)
+        [choice] = control.decide(base, num_sessions, [offered._replace(session=session)])
+        assert choice.num_scored == num_scored
+
+
 def test_two_probes_of_one_session_in_a_step_have_one_result() -> None:
     control = controller()
     session = closed(control)
+    others_do_well(control)
     offered = [candidates(control, 1, model_lag=40)[0]._replace(session=session) for _ in range(16)]
     choices = control.decide(base_of(16), 16, offered)
     assert [choice.num_scored for choice in choices[:3]] == [64, 64, 0]
@@ -299,7 +319,7 @@ def test_no_probe_where_even_a_good_draft_would_not_pay() -> None:
     control = controller(COMPUTE_BOUND)
     session = control.session("s0")
     for _ in range(24):
-        control.acceptances.observe_model_round(session, 0, [0.0], 0, 1)
+        control.acceptances.observe_model_round(session, 0, [0.0], 1)
     control.observe_tokens(session, 1000)
     [choice] = control.decide(base_of(40), 40, candidates(control, 1))
     assert choice == Choice()
@@ -310,7 +330,7 @@ def test_a_probe_that_scored_next_to_nothing_proves_nothing() -> None:
     control = controller()
     session = control.session("s0")
     for _ in range(24):
-        control.acceptances.observe_model_round(session, 0, [0.0], 0, 1)
+        control.acceptances.observe_model_round(session, 0, [0.0], 1)
     control.observe_tokens(session, 64)
     control.decide(base_of(1), 1, candidates(control, 1))
     control.observe_probe(session, 0, [1.0] * 3, base_of(1), 1)
@@ -442,8 +462,28 @@ def test_a_draft_that_no_ledger_holds_is_cut_and_not_refused_for_ever() -> None:
     control = Controller(CostModel(costly), ControllerSettings(max_sequences=1))
     session = control.session("s0")
     for _ in range(30):
-        control.acceptances.observe_model_round(session, 0, [1.0] * 6, 6, 6)
+        control.acceptances.observe_model_round(session, 0, [1.0] * 6, 6)
     assert control.ledger.capacity < 6 * 0.012
     [choice] = control.decide(base_of(1), 1, candidates(control, 1))
     assert 1 <= choice.num_drafted < 6
     assert session.why.kind == "model"
+
+
+@pytest.mark.parametrize(
+    ("chain", "num_examined", "acceptance"),
+    [
+        ([0.5], 1, 0.5),
+        ([0.5, 0.25, 0.25], 3, (0.5 + 0.5 + 1.0) / 3),
+        ([0.5, 0.25, 0.25], 2, 0.5),  # behind a failure nothing was examined
+        ([0.5, 1.0, 0.5], 3, (0.5 + 1.0 + 0.5) / 3),  # a block's chain may rise
+        ([0.0, 0.0], 1, 0.0),
+    ],
+)
+def test_a_window_holds_the_chances_of_what_was_examined(
+    chain: list[float], num_examined: int, acceptance: float
+) -> None:
+    control = controller()
+    session = control.session("s0")
+    control.acceptances.observe_model_round(session, 2, chain, num_examined)
+    assert session.model_gate.num_examined == num_examined
+    assert session.model_gate.acceptance == pytest.approx(acceptance, abs=0.004)

@@ -13,7 +13,7 @@ from paceline.core.events import Gate
 
 def rounds(state: GateState, outcomes: list[int], usual: float = 0.0) -> GateState:
     for outcome in outcomes:
-        state = gates.after_round(state, outcome, 1, 0, usual)
+        state = gates.after_round(state, (float(outcome),), 0, usual)
     return state
 
 
@@ -25,15 +25,21 @@ def test_acceptance_is_that_of_the_last_64_examined_positions() -> None:
 
 
 def test_a_round_counts_its_accepted_tokens_and_its_rejection() -> None:
-    state = gates.after_round(GateState(), 3, 4, 0, 0.0)
-    assert (state.outcomes, state.num_examined, state.acceptance) == (0b1110, 4, 0.75)
-    state = gates.after_round(state, 2, 2, 0, 0.0)
-    assert (state.outcomes, state.num_examined) == (0b111011, 6)
+    state = gates.after_round(GateState(), (1.0, 1.0, 1.0, 0.0), 0, 0.0)
+    assert (state.num_examined, state.acceptance) == (4, 0.75)
+    state = gates.after_round(state, (1.0, 1.0), 0, 0.0)
+    assert (state.num_examined, state.acceptance) == (6, 5 / 6)
+
+
+def test_a_position_counts_with_its_chance() -> None:
+    state = gates.after_round(GateState(), (0.2, 0.4, 1.0), 0, 0.0)
+    assert state.acceptance == pytest.approx(1.6 / 3)
+    assert rounds(state, [0] * 64).acceptance == 0.0
 
 
 def test_a_round_that_examined_nothing_changes_nothing() -> None:
-    state = gates.after_round(GateState(), 1, 1, 0, 0.0)
-    assert gates.after_round(state, 0, 0, 9, 0.0) == state
+    state = gates.after_round(GateState(), (1.0,), 0, 0.0)
+    assert gates.after_round(state, (), 9, 0.0) == state
 
 
 @pytest.mark.parametrize(("num_examined", "gate"), [(23, Gate.ON), (24, Gate.OFF)])
@@ -62,7 +68,7 @@ def test_missing_positions_count_as_what_is_usual(
 def test_nothing_accepted_of_24_is_off_at_any_threshold(off_below: float) -> None:
     state = GateState()
     for _ in range(24):
-        state = gates.after_round(state, 0, 1, 0, 0.99, off_below)
+        state = gates.after_round(state, (0.0,), 0, 0.99, off_below)
     assert state.gate is Gate.OFF
 
 
@@ -88,10 +94,10 @@ def test_off_below_forty_percent_of_a_full_window(num_accepted: int, gate: Gate)
     first = [1] * num_accepted + [0] * (64 - num_accepted)
     random.Random(3).shuffle(first)
     # From a window of ones, so that nothing is off before the window holds just these.
-    state = GateState(outcomes=(1 << 64) - 1, num_examined=64)
+    state = rounds(GateState(), [1] * 64)
     for outcome in first[:-1]:
-        state = gates.record(state, outcome, 1)
-    assert gates.after_round(state, first[-1], 1, 0, 0.9).gate is gate
+        state = gates.record(state, (float(outcome),))
+    assert gates.after_round(state, (float(first[-1]),), 0, 0.9).gate is gate
 
 
 def test_a_collapse_is_off_within_64_examined_positions_whatever_went_before() -> None:
@@ -104,13 +110,13 @@ def test_a_collapse_is_off_within_64_examined_positions_whatever_went_before() -
 def test_a_gate_that_is_on_in_name_alone_is_due_for_a_probe_too() -> None:
     state = rounds(GateState(), [1] * 4)
     assert state.is_probe_due(64)
-    assert not gates.after_round(state, 1, 1, 64, 0.0).is_probe_due(64)
+    assert not gates.after_round(state, (1.0,), 64, 0.0).is_probe_due(64)
     assert not gates.begin_probe(state).is_probe_due(64)
     assert not GateState().is_probe_due(64), "of a session that never drafted nothing is known"
 
 
 def test_the_pause_counts_emitted_tokens() -> None:
-    off = gates.after_round(rounds(GateState(), [0] * 23), 0, 1, 100, 0.0)
+    off = gates.after_round(rounds(GateState(), [0] * 23), (0.0,), 100, 0.0)
     assert off.gate is Gate.OFF
     assert not off.is_probe_due(163)
     assert off.is_probe_due(164)
@@ -164,7 +170,7 @@ def test_a_probe_closes_an_open_gate_below_the_threshold_only(
 def test_what_a_probe_found_is_forgotten_when_something_newer_is_known() -> None:
     state = gates.after_probe(gates.begin_probe(rounds(GateState(), [0] * 24)), 0.3, 1.0, 0)
     assert state.probed == 0.3
-    assert gates.record(state, 1, 1).probed is None
+    assert gates.record(state, (1.0,)).probed is None
     assert gates.without_result(gates.begin_probe(state), 9).probed is None
 
 
@@ -189,7 +195,7 @@ def test_steady_sessions_well_above_the_threshold_hardly_ever_flap() -> None:
     for _ in range(200):
         state = GateState()
         for _ in range(500):
-            state = gates.after_round(state, int(rng.random() < 0.6), 1, 0, 0.0)
+            state = gates.after_round(state, (float(rng.random() < 0.6),), 0, 0.0)
             if state.gate is Gate.OFF:
                 off += 1
                 break

@@ -71,6 +71,9 @@ _LEAST_SCORED = 4
 """To begin a probe. An answer of fewer tokens would hardly be faster anyway."""
 _MAX_SESSIONS = 4096
 _HOPEFUL = 0.8
+_BETTER = 0.2
+"""How far above what is usual a session may be hoped to accept, up to `_HOPEFUL`: a probe takes
+time from everybody, so it has to be likely that something comes of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +234,10 @@ class Controller:
             return Why("acceptance")
         return Why("no match")
 
-    def _is_load_low(self, base: StepShape) -> bool:
+    def _is_load_low(self, base: StepShape, hope: float = _HOPEFUL) -> bool:
         """Whether a high acceptance would pay in this step, so that a low one is to blame."""
         depth = MODEL_DEPTH if self.cost.has_draft else COPY_DEPTH
-        hopes = [_HOPEFUL**gamma for gamma in range(1, depth + 1)]
+        hopes = [hope**gamma for gamma in range(1, depth + 1)]
         gain = self._steady_gain(hopes, base, base.num_sequences, uses_model=self.cost.has_draft)
         return gain >= gates.LEAST_GAIN
 
@@ -255,7 +258,7 @@ class Controller:
         if not self.cost.has_draft:
             return
         room = max(1, num_decoding // 8)
-        is_load_low = None
+        is_load_low: dict[int, bool] = {}
         for index, candidate in enumerate(candidates):
             state = candidate.session.model_gate
             if room == 0 or candidate.model_tokens <= 0 or candidate.limit <= 0:
@@ -265,10 +268,12 @@ class Controller:
                 continue
             if choices[index].num_drafted or candidate.num_scorable < _LEAST_SCORED:
                 continue
-            if is_load_low is None:
-                is_load_low = self._is_load_low(base)
-            if not is_load_low:
-                return
+            bucket = candidate.temperature
+            if bucket not in is_load_low:
+                hope = min(_HOPEFUL, self.acceptances.usual_of(bucket) + _BETTER)
+                is_load_low[bucket] = self._is_load_low(base, hope)
+            if not is_load_low[bucket]:
+                continue
             shape = base._replace(draft_rows=(candidate.model_lag,))
             if not self.ledger.has_room(self.cost.step_seconds(shape), plain.seconds):
                 continue

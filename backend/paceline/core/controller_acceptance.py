@@ -62,11 +62,15 @@ class Acceptances:
         last = first + MODEL_DEPTH - 1
         return survivals(session.model_estimate, self._model_base, first, depth, last)
 
+    def usual_of(self, bucket: int) -> float:
+        """The draft model's acceptance at depth 1 over all sessions. bucket: of temperature."""
+        return self._model_base.rates[bucket * MODEL_DEPTH]
+
     def usual(self, *, is_model: bool) -> float:
         """The acceptance to reckon with where nothing is known of the traffic: at the usual
         temperatures, or behind a match of five tokens."""
         if is_model:
-            return self._model_base.rates[_USUAL_BUCKET * MODEL_DEPTH]
+            return self.usual_of(_USUAL_BUCKET)
         return MATCH_PRIORS[_USUAL_MATCH]
 
     def observe_model_round(
@@ -74,12 +78,11 @@ class Acceptances:
         session: SessionControl,
         bucket: int,
         chain: Sequence[float],
-        num_accepted: int,
         num_examined: int,
     ) -> None:
         """A draft of the model was verified.
 
-        chain: see `controller_estimate`. num_accepted, num_examined: by the token rule.
+        chain: see `controller_estimate`. num_examined: by the token rule.
         """
         before = 1.0
         accepted = expected = examined = 0.0
@@ -100,10 +103,9 @@ class Acceptances:
             session,
             gates.after_round(
                 session.model_gate,
-                num_accepted,
-                num_examined,
+                _chances(chain, num_examined),
                 session.num_emitted,
-                self._model_base.rates[bucket * MODEL_DEPTH],
+                self.usual_of(bucket),
                 self.min_acceptance,
             ),
         )
@@ -125,14 +127,13 @@ class Acceptances:
                 if state.gate is Gate.ON:
                     state = gates.after_round(
                         state,
-                        int(is_hit),
-                        1,
+                        (float(is_hit),),
                         session.num_emitted,
                         self._copy_base.rates[cell],
                         self.min_acceptance,
                     )
                 else:
-                    state = gates.record(state, int(is_hit), 1)
+                    state = gates.record(state, (float(is_hit),))
         is_due = state.gate is Gate.OFF and state.is_probe_due(session.num_emitted)
         if is_due and state.num_examined >= gates.LEAST_EXAMINED:
             acceptance = state.acceptance or 0.0
@@ -168,7 +169,7 @@ class Acceptances:
             return
         session.probe_scores = []
         acceptance = sum(accept_probs) / len(accept_probs)
-        rate = self._model_base.rates[bucket * MODEL_DEPTH]
+        rate = self.usual_of(bucket)
         session.model_estimate.observe(
             sum(accept_probs), rate * len(accept_probs), float(len(accept_probs))
         )
@@ -186,3 +187,14 @@ class Acceptances:
         if state.gate is not before and state.gate is not Gate.PROBING:
             self.num_gate_flips += 1
         session.model_gate = state
+
+
+def _chances(chain: Sequence[float], num_examined: int) -> list[float]:
+    """min(1, target / draft) of the first positions, from their chain: where the clamped chain of
+    block verification grows or is at 1, that minimum is 1 too."""
+    chances = []
+    before = 1.0
+    for survival in chain[:num_examined]:
+        chances.append(min(1.0, survival / before) if before > 0.0 else 0.0)
+        before = survival
+    return chances

@@ -1,8 +1,10 @@
 """The session gate: speculation goes off where acceptance is low, and may come back.
 
 Acceptance is accepted over examined, by the token rule, over the last 64 examined positions; it
-means the same for every rule of verification and every depth of draft. Operators may set another
-threshold than 0.40; the way back is 0.10 above it.
+means the same for every rule of verification and every depth of draft. A position counts with the
+probability that it was accepted with, min(1, target / draft) of its token, which has the same mean
+as what became of it and less chance in it. At temperature 0 both are 0 or 1. Operators may set
+another threshold than 0.40; the way back is 0.10 above it.
 
 While fewer than 64 positions are known, chance alone would switch off a quarter of the sessions
 that have 0.50. So the missing ones are filled by what is usual, the first position's rate over all
@@ -27,9 +29,12 @@ requests.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.events import Gate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 OFF_BELOW = 0.40
 ON_ABOVE = 0.10
@@ -42,20 +47,19 @@ off."""
 FIRST_PAUSE = 64
 LAST_PAUSE = 1024
 
-_MASK = (1 << WINDOW) - 1
+_CERTAIN = 255
 
 
 class GateState(NamedTuple):
-    """outcomes: the last examined positions as bits, newest lowest, 1 for accepted; num_examined
-    of them, at most 64. pause: tokens to emit before the next probe, counted from `paused_at`: how
+    """chances: of the last examined positions, at most 64, oldest first, to have been accepted, in
+    255ths. pause: tokens to emit before the next probe, counted from `paused_at`: how
     many the session had emitted when a position was examined last, or a probe failed. probed: the
     acceptance that the last probe found, where it left the gate closed and nothing was examined
     since; lacks_gain: it was enough, but would not have paid. was: what a gate that is being probed
     was before."""
 
     gate: Gate = Gate.ON
-    outcomes: int = 0
-    num_examined: int = 0
+    chances: bytes = b""
     pause: int = FIRST_PAUSE
     paused_at: int = 0
     probed: float | None = None
@@ -65,53 +69,58 @@ class GateState(NamedTuple):
     @property
     def acceptance(self) -> float | None:
         """Over the window; None before anything was examined."""
-        return self.outcomes.bit_count() / self.num_examined if self.num_examined else None
+        return sum(self.chances) / (_CERTAIN * len(self.chances)) if self.chances else None
+
+    @property
+    def num_examined(self) -> int:
+        """Positions in the window."""
+        return len(self.chances)
 
     def is_probe_due(self, num_emitted: int) -> bool:
         """For a gate that is off, and for one that is on in name alone, since what was examined of
         the session gave an estimate too low for anything to be drafted. num_emitted: by now."""
         if num_emitted - self.paused_at < self.pause or self.gate is Gate.PROBING:
             return False
-        return self.gate is Gate.OFF or self.num_examined > 0 or self.paused_at > 0
+        return self.gate is Gate.OFF or bool(self.chances) or self.paused_at > 0
 
 
-def record(state: GateState, num_accepted: int, num_examined: int) -> GateState:
-    """The window with one round more: num_accepted ones, then a zero if it was rejected."""
-    gate, outcomes, known, pause, paused_at, *_ = state
-    bits = ((1 << num_accepted) - 1) << (num_examined - num_accepted)
-    outcomes = ((outcomes << num_examined) | bits) & _MASK
-    known = min(WINDOW, known + num_examined)
-    return GateState(gate, outcomes, known, pause, paused_at, was=state.was)
+def record(state: GateState, chances: Iterable[float]) -> GateState:
+    """The window with one round more. chances: of its examined positions to be accepted."""
+    gate, window, pause, paused_at, *_ = state
+    return GateState(gate, _with(window, chances), pause, paused_at, was=state.was)
+
+
+def _with(window: bytes, chances: Iterable[float]) -> bytes:
+    return (window + bytes([round(chance * _CERTAIN) for chance in chances]))[-WINDOW:]
 
 
 def after_round(
     state: GateState,
-    num_accepted: int,
-    num_examined: int,
+    chances: Sequence[float],
     num_emitted: int,
     usual: float,
     off_below: float = OFF_BELOW,
 ) -> GateState:
-    """A verified draft: the gate may go off. num_emitted: by the session so far. usual: the rate
-    that the shared baseline has for such drafts.
+    """A verified draft: the gate may go off. chances: of its examined positions to be accepted.
+    num_emitted: by the session so far. usual: the rate that the shared baseline has for such
+    drafts.
 
     A full window at ON earns the short pause back, so that a session that flaps waits longer and
     longer, and one that had a bad stretch does not.
     """
-    if num_examined == 0:
+    if not chances:
         return state
-    gate, outcomes, known, pause, *_ = state
-    bits = ((1 << num_accepted) - 1) << (num_examined - num_accepted)
-    outcomes = ((outcomes << num_examined) | bits) & _MASK
-    known = min(WINDOW, known + num_examined)
+    gate, window, pause, *_ = state
+    window = _with(window, chances)
+    known = len(window)
     if gate is Gate.ON and known >= LEAST_EXAMINED:
-        accepted = outcomes.bit_count()
+        accepted = sum(window) / _CERTAIN
         filled = accepted + min(usual, _MOST_USUAL * off_below) * (WINDOW - known)
         if accepted < off_below * known and filled < off_below * WINDOW:
             gate = Gate.OFF
         elif known == WINDOW:
             pause = FIRST_PAUSE
-    return GateState(gate, outcomes, known, pause, num_emitted, was=state.was)
+    return GateState(gate, window, pause, num_emitted, was=state.was)
 
 
 def begin_probe(state: GateState) -> GateState:

@@ -297,7 +297,6 @@ class AdaptivePolicy:
                     session,
                     followed.bucket,
                     outcome.survival,
-                    outcome.num_passed,
                     outcome.num_examined,
                 )
             elif choice.num_scored and sequence.num_draft_lag <= outcome.num_committed:
