@@ -393,16 +393,23 @@ def test_a_tail_left_out_of_the_rows_is_noticed(
 
 
 @pytest.mark.parametrize(
-    ("temperature", "has_tail"), [(0.0, True), (1.0, True), (1.5, False), (1.5, True)]
+    ("temperature", "has_tail", "top_k"),
+    [(0.0, True, 0), (1.0, True, 0), (1.5, False, 0), (1.5, True, 0), (1.5, True, 60)],
 )
 def test_known_tokens_are_scored_by_the_rows_before_them(
-    temperature: float, has_tail: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    temperature: float,
+    has_tail: bool,
+    top_k: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = tiny_llama(13, layers=3)
     draft = tiny_draft(target, tmp_path, has_tail=has_tail)
     engine, _ = head_engine(target, draft, monkeypatch)
     ids = prompt(6, 13)
-    engine.submit(replace(request("r", ids, 3, temperature), speculation=Speculation.OFF))
+    sampling = SamplingParams(temperature=temperature, top_k=top_k)
+    asked = replace(request("r", ids, 3), sampling=sampling, speculation=Speculation.OFF)
+    engine.submit(asked)
     engine.step()
     sequence = engine._scheduler.running[0]
     drafter = engine._drafter
@@ -417,9 +424,10 @@ def test_known_tokens_are_scored_by_the_rows_before_them(
         expected = 0.0
         if draft.tail_logits is not None and temperature > 1.1:
             tail = Tail(draft.tail_logits, OUTPUT_IDS)
-            wide = tail.widen(logits[None], [sequence.request.sampling])[0]
+            wide = tail.widen(logits[None], [sampling])[0]
+            if top_k:
+                wide[wide < wide.topk(top_k).values[-1]] = float("-inf")
             expected = float((wide / temperature).softmax(-1)[known[end]])
-            assert expected > 0.0
         elif len(found) and temperature:
             expected = float((logits / temperature).softmax(-1)[found[0]])
         elif len(found):

@@ -40,6 +40,16 @@ def test_rows_that_are_not_hot_stay_what_they_are() -> None:
     assert hot.isfinite().all()
 
 
+def test_probabilities_are_those_of_wide_rows() -> None:
+    generator = torch.Generator().manual_seed(1)
+    tail = Tail(torch.randn(2, generator=generator), IDS)
+    logits = torch.randn(5, 3, generator=generator) * 4
+    ids = torch.arange(5)
+    expected = (tail.widen(logits, [HOT] * 5) / HOT.temperature).softmax(-1)
+    found = tail.probabilities(logits, ids, HOT.temperature)
+    torch.testing.assert_close(found.float(), expected[ids, ids])
+
+
 def test_a_tail_is_the_mean_above_the_mean_of_the_own_ids() -> None:
     rows = torch.tensor([[0.0, 3.0, 4.0, -1.0, 5.0], [9.0, 1.0, 1.0, 2.0, 4.0]])
     # 4 and 2 are the means over ids 1, 2 and 4: -4 and 7 above them for id 0, -5 and 0 for id 3.

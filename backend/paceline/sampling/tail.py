@@ -42,8 +42,8 @@ class Tail:
     def __init__(self, logits: Tensor, output_ids: Tensor) -> None:
         self.output_ids = output_ids
         self._row = torch.zeros(len(logits) + len(output_ids), device=output_ids.device)
-        others = other_ids(output_ids, len(self._row))
-        self._row[others] = logits.to(output_ids.device) / SOFTENING
+        self._tail = logits.to(output_ids.device) / SOFTENING
+        self._row[other_ids(output_ids, len(self._row))] = self._tail
 
     def widen(self, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         """Logits [N, D] of a draft as logits [N, V] over all ids, float32: with the tail, and
@@ -57,6 +57,21 @@ class Tail:
             wide.masked_fill_(~is_hot, float("-inf"))
         wide.index_copy_(1, self.output_ids, own)
         return wide
+
+    def probabilities(self, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+        """Those of one id a row, float64 [N], where nothing is cut off: as `widen` and warping have
+        them, without rows of the whole vocabulary.
+
+        logits: [N, D]. ids: int64 [N]. temperature: of all rows, high.
+        """
+        own = logits.to(torch.float64) / SOFTENING
+        level = own.mean(-1)
+        columns = torch.searchsorted(self.output_ids, ids).clamp_max(len(self.output_ids) - 1)
+        mine = own.gather(1, columns[:, None])[:, 0]
+        values = torch.where(self.output_ids[columns] == ids, mine, level + self._row[ids])
+        of_tail = (self._tail.to(torch.float64) / temperature).logsumexp(0)
+        total = torch.logaddexp((own / temperature).logsumexp(-1), level / temperature + of_tail)
+        return (values / temperature - total).exp()
 
 
 def needs_tail(params: SamplingParams) -> bool:

@@ -184,12 +184,12 @@ class AutoregressiveDrafter(ABC):
             if num_scored > 0:
                 sequence = draft.sequence
                 last = ends[index] - 1
-                sampling = sequence.request.sampling
-                logits, vocab_ids = self._logits(rows[last - num_scored : last]), self._output_ids
-                if self._tail is not None and needs_tail(sampling):
-                    logits, vocab_ids = self._tail.widen(logits, [sampling] * num_scored), None
                 draft.scores = score_known(
-                    logits, sequence.token_ids[-num_scored:], sampling, vocab_ids
+                    self._logits(rows[last - num_scored : last]),
+                    sequence.token_ids[-num_scored:],
+                    sequence.request.sampling,
+                    self._output_ids,
+                    self._tail,
                 )
         beginning = [(index, draft) for index, draft, _ in caught_up if draft.limit > 0]
         first = [ends[index] - 1 for index, _ in beginning]

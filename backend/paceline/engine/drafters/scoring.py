@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.sampling.warping import WarpParameters, argmax_lowest, warp
+from paceline.sampling.tail import needs_tail
+from paceline.sampling.warping import (
+    Truncation,
+    WarpParameters,
+    argmax_lowest,
+    truncation_of,
+    warp,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
@@ -19,10 +26,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.request import SamplingParams
+    from paceline.sampling.tail import Tail
 
 
 def score_known(
-    logits: Tensor, tokens: Many[int], params: SamplingParams, vocab_ids: Tensor | None
+    logits: Tensor,
+    tokens: Many[int],
+    params: SamplingParams,
+    vocab_ids: Tensor | None,
+    tail: Tail | None = None,
 ) -> tuple[float, ...]:
     """Probabilities of tokens under a draft model, warped as a draft would be.
 
@@ -31,12 +43,17 @@ def score_known(
         tokens: N of the target's ids.
         params: of their sequence. Penalties are left out: an estimate needs none.
         vocab_ids: int64 [D], the target's id of each column, rising; None where they are equal.
+        tail: of the ids without a column.
 
     Returns:
         For each token its probability; 0 where the draft can't say it. A greedy draft gives 1 to
         its one choice.
     """
     ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    if tail is not None and needs_tail(params):
+        if truncation_of(params) is Truncation.NONE:
+            return tuple(tail.probabilities(logits, ids, params.temperature).tolist())
+        logits, vocab_ids = tail.widen(logits, [params] * len(tokens)), None
     columns, is_known = ids, torch.ones_like(ids, dtype=torch.bool)
     if vocab_ids is not None:
         columns = torch.searchsorted(vocab_ids, ids).clamp_max(len(vocab_ids) - 1)
