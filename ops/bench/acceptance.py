@@ -8,7 +8,8 @@ what the server's metrics count: at each depth the positions that were examined,
 and those of them that were accepted, on what the draft really rolled out behind its own tokens.
 
 coverage: the share of the answers' tokens that the draft's trimmed vocabulary holds, a limit of
-what can be accepted. What a drafted token costs is in `step_costs.py`.
+what can be accepted but at temperature 1.5, where the draft's tail has the others. What a drafted
+token costs is in `step_costs.py`.
 
 Writes results/acceptance.json.
 """
@@ -52,7 +53,8 @@ TEMPERATURES = (0.0, 1.0, 1.5)
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """passed, examined: by depth. num_covered: of num_tokens, those that can be drafted."""
+    """passed, examined: by depth. num_covered: of num_tokens, those that the draft has an output
+    for."""
 
     passed: tuple[int, ...]
     examined: tuple[int, ...]
@@ -107,7 +109,7 @@ def main() -> int:
 
 
 def drafted_ids(models: Models) -> frozenset[int] | None:
-    """Token ids that can be drafted; None for all of them."""
+    """Token ids that the draft has an output for; None for all of them."""
     if not isinstance(models.draft, DraftDescription):
         return None
     with safe_open(models.draft.folder / "model.safetensors", "pt") as weights:

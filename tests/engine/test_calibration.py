@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +25,8 @@ from tests.tiny_models import VOCABULARY_SIZE, IdText, model_part, tiny_llama
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import pytest
 
 TRUTH = CostTable(Curve((1, 16, 64, 256), (0.010, 0.011, 0.040, 0.160)))
 LIMITS = EngineLimits(512, 64, 4, 4, 10, VOCABULARY_SIZE)
@@ -173,3 +177,23 @@ def test_the_key_notices_other_weights(tmp_path: Path) -> None:
     assert key() == first
     weights.write_bytes(b"longer")
     assert key() != first
+
+
+def test_the_key_notices_other_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another version, or where products are computed by another unit of the processor."""
+
+    def key(kernels: SimpleNamespace | None) -> dict[str, object]:
+        monkeypatch.setattr("paceline.engine.calibration.load_kernels", lambda: kernels)
+        return cost_key(
+            target=tmp_path,
+            draft=None,
+            dtype="bfloat16",
+            device="cpu",
+            max_sequences=8,
+            fast_path=True,
+        )
+
+    known = [key(SimpleNamespace(name=name)) for name in ("k-1 tiles", "k-1 vectors", "k-2 tiles")]
+    known.append(key(None))
+    assert all(one != other for one, other in itertools.combinations(known, 2))
+    assert key(SimpleNamespace(name="k-1 tiles")) == known[0]

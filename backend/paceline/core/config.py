@@ -259,7 +259,7 @@ def resolve(config: ServeConfig, facts: Facts) -> EngineConfig:
     device: CUDA where there is one. dtype: as stored on CUDA; on a CPU bfloat16 if it computes in
     it, else float32. num_speculative_tokens: 16, since what is drafted below that is decided for
     each step by measured cost. token_budget: 256 on a CPU, whose steps are
-    compute-bound from a few rows on, 2048 on CUDA. threads: one for each core; from four cores on
+    compute-bound from some rows on, 2048 on CUDA. threads: one for each core; from four cores on
     one is left to the event loop.
 
     Raises ConfigError as `check_alone` does, and for a device that is not there, a length beyond

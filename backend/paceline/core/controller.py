@@ -72,8 +72,9 @@ _LEAST_SCORED = 4
 _MAX_SESSIONS = 4096
 _HOPEFUL = 0.8
 _BETTER = 0.2
-"""How far above what is usual a session may be hoped to accept, up to `_HOPEFUL`: a probe takes
-time from everybody, so it has to be likely that something comes of it."""
+"""How far above what is usual a session may be hoped to accept, up to `_HOPEFUL` and down to what
+opens a gate: a probe takes time from everybody, so it has to be likely that something comes of it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +272,7 @@ class Controller:
             bucket = candidate.temperature
             if bucket not in is_load_low:
                 hope = min(_HOPEFUL, self.acceptances.usual_of(bucket) + _BETTER)
+                hope = max(hope, self.acceptances.min_acceptance + gates.ON_ABOVE)
                 is_load_low[bucket] = self._is_load_low(base, hope)
             if not is_load_low[bucket]:
                 continue

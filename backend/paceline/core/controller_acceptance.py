@@ -190,8 +190,8 @@ class Acceptances:
 
 
 def _chances(chain: Sequence[float], num_examined: int) -> list[float]:
-    """min(1, target / draft) of the first positions, from their chain: where the clamped chain of
-    block verification grows or is at 1, that minimum is 1 too."""
+    """Of the first positions to be accepted: min(1, target / draft), from the chain. Where the
+    clamped chain of block verification rises or stays at 1, that minimum is 1 too."""
     chances = []
     before = 1.0
     for survival in chain[:num_examined]:

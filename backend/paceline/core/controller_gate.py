@@ -3,13 +3,14 @@
 Acceptance is accepted over examined, by the token rule, over the last 64 examined positions; it
 means the same for every rule of verification and every depth of draft. A position counts with the
 probability that it was accepted with, min(1, target / draft) of its token, which has the same mean
-as what became of it and less chance in it. At temperature 0 both are 0 or 1. Operators may set
-another threshold than 0.40; the way back is 0.10 above it.
+as what became of it and less chance in it. Of greedy and seeded drafts and of look-ups both are 0
+or 1. Operators may set another threshold than 0.40; the way back is 0.10 above it.
 
 While fewer than 64 positions are known, chance alone would switch off a quarter of the sessions
-that have 0.50. So the missing ones are filled by what is usual, the first position's rate over all
-such sessions (0.60 at most), and it has to be below 0.40 with them too. A session that accepts
-nothing is off after 24 all the same, and every one that is below 0.40 after 64.
+that have 0.50 of zeros and ones. So the missing ones are filled by what is usual, the first
+position's rate over all such sessions (0.60 at most), and it has to be below 0.40 with them too. A
+session that accepts nothing is off after 24 all the same, and every one that is below 0.40 after
+64.
 
               below 0.40, of at least 24
         ON  ---------------------------->  OFF

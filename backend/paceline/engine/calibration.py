@@ -28,6 +28,7 @@ from paceline.core.request import DrafterKind, Request, SamplingParams
 from paceline.engine.drafters.interface import Proposal
 from paceline.engine.plan import PlanEntry
 from paceline.engine.sequence import Sequence
+from paceline.model.native import load_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -403,11 +404,13 @@ def cost_key(
     device_name = platform.processor() or platform.machine()
     if device == "cuda":
         device_name = torch.cuda.get_device_name()
+    kernels = load_kernels() if device == "cpu" else None
     return {
         "target": _identity(target),
         "draft": None if draft is None else _identity(draft),
         "dtype": dtype,
         "device": device_name,
+        "kernels": None if kernels is None else kernels.name,
         "threads": torch.get_num_threads(),
         "max_sequences": max_sequences,
         "fast_path": fast_path,

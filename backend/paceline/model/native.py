@@ -42,7 +42,8 @@ class Kernels:
     """The built library. All tensors are bfloat16 on the CPU unless said otherwise.
 
     attend: `paceline_attend`, for `attention_native`. product, layer: `paceline_product` and
-    `paceline_layer`, for `native_layer`; there if `has_products`.
+    `paceline_layer`, for `native_layer`; there if `has_products`. name: differs where source,
+    compiler, processor or the unit that computes products do.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -53,6 +54,8 @@ class Kernels:
         self._silu_mul = library.paceline_silu_mul
         self.attend = library.paceline_attend
         self.has_products = bool(library.paceline_has_products())
+        unit = "tiles" if library.paceline_uses_tiles() else "vectors"
+        self.name = f"{Path(library._name).stem} {unit}"
         if self.has_products:
             declare(library, _PRODUCTS)
             self.product = library.paceline_product

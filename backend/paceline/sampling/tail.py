@@ -9,9 +9,9 @@ positions, that stands as far above or below the draft's own mean logit as it di
 target's.
 
 Such a row is a distribution like any other, so nothing changes about exactness. The draft is less
-sure of itself at high temperatures than it was trained to be, so there it is softened as well:
-overlap with the target over 300 positions of hot prose, alone, with a tail, and with both, 0.36,
-0.48 and 0.52 at temperature 1.5, and 0.33, 0.54 and 0.60 at 2.
+sure of itself at high temperatures than it was trained to be, so there it is softened as well. Over
+300 positions of hot prose both together lift its overlap with the target from 0.36 to 0.52 at
+temperature 1.5, and from 0.33 to 0.60 at 2.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ draft proposes.
 
 * {parameters:.1f} million parameters of its own, stored in bfloat16.
 * Output over {config.num_output_ids} token ids; the target gives them a mean probability of
-  {evaluation.coverage:.3f} on held-out answers.
+  {evaluation.coverage:.3f} on held-out answers. Above temperature 1.1 it drafts the others too,
+  by one row of logits for all of them (`sampling.tail`).
 * Trained with `paceline distill` on {figures["answer_tokens"]:,} answer tokens of the target:
   {figures["steps"]:,} steps over {figures["rows"]:,} positions, seed {figures["seed"]}.
 

@@ -1,6 +1,6 @@
 // What torch has no CPU kernel for, in bfloat16 with float32 arithmetic: attention over paged K/V,
-// the row operations of a decoder layer, products with few rows, and a whole layer of them. Plain C
-// interface, no headers of torch, so that it builds in seconds.
+// the row operations of a decoder layer, products, and a whole layer of them. Plain C interface, no
+// headers of torch, so that it builds in seconds.
 //
 // Work is cut at fixed positions, never by the number of threads or by what else is in the batch: a
 // token's result does not depend on its company, nor on whether it was decoded alone or verified
@@ -25,6 +25,15 @@ struct Layer {
 extern "C" {
 
 int paceline_has_products() { return PACELINE_HAS_PRODUCTS; }
+
+// Whether products are the matrix unit's, for weights that fit it.
+int paceline_uses_tiles() {
+#if PACELINE_HAS_TILES
+  return may_use_tiles();
+#else
+  return 0;
+#endif
+}
 
 void paceline_pick(const bf16* table, const int64_t* places, const bf16* added, int64_t num_rows,
                    int64_t width, bf16* out) {

@@ -53,6 +53,8 @@ inline void configure_tiles() {
     shape.row_bytes[i] = 64;
     shape.rows[i] = kTileRows;
   }
+  // Some compilers believe that only the first bytes are read, and drop what was written behind.
+  asm volatile("" : : "r"(&shape) : "memory");
   _tile_loadconfig(&shape);
 }
 

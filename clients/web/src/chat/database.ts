@@ -115,7 +115,8 @@ class Stored implements Database {
 /**
  * What is stored may be ahead of the journal: a duplicated tab begins with a copy of the journal
  * while the first tab writes on, and a closed tab may be opened again much later. So nothing newer
- * is overwritten, and nothing comes back that another tab deleted.
+ * is overwritten, and no conversation that the database was known to hold comes back when another
+ * tab deleted it.
  */
 async function writeAnew(
   transaction: WholeTransaction,
