@@ -256,29 +256,36 @@ def closed(control: Controller) -> SessionControl:
     return session
 
 
-def others_do_well(control: Controller) -> None:
-    """So that it is likely that a closed session would too."""
+def others_have(control: Controller, acceptance: float) -> None:
+    """What is usual, and so what a closed session may be hoped to have."""
     for _ in range(100):
-        control.acceptances.observe_model_round(control.session("other"), 0, [1.0] * 6, 6)
+        control.acceptances.observe_model_round(control.session("other"), 0, [acceptance], 1)
 
 
-def test_a_probe_has_to_be_likely_to_pay() -> None:
-    """With 16 sessions acceptance 0.53, which is much here, would not; with one it would."""
-    for num_sessions, does_well, num_scored in ((1, False, 64), (16, False, 0), (16, True, 64)):
-        control = controller()
-        session = closed(control)
-        if does_well:
-            others_do_well(control)
-        [offered] = candidates(control, 1, model_lag=40)
-        base = base_of(num_sessions)
-        [choice] = control.decide(base, num_sessions, [offered._replace(session=session)])
-        assert choice.num_scored == num_scored
+@pytest.mark.parametrize(
+    ("num_sessions", "usual", "num_scored"),
+    [
+        (1, 0.33, 64),
+        (14, 0.33, 64),
+        (16, 0.33, 0),  # at this load 0.53 would not pay
+        (16, 0.6, 64),
+        (14, 0.0, 64),  # less than 0.5 would not pay, nor open the gate, so it is not asked for
+    ],
+)
+def test_a_probe_has_to_be_likely_to_pay(num_sessions: int, usual: float, num_scored: int) -> None:
+    control = controller()
+    session = closed(control)
+    others_have(control, usual)
+    [offered] = candidates(control, 1, model_lag=40)
+    base = base_of(num_sessions)
+    [choice] = control.decide(base, num_sessions, [offered._replace(session=session)])
+    assert choice.num_scored == num_scored
 
 
 def test_two_probes_of_one_session_in_a_step_have_one_result() -> None:
     control = controller()
     session = closed(control)
-    others_do_well(control)
+    others_have(control, 1.0)
     offered = [candidates(control, 1, model_lag=40)[0]._replace(session=session) for _ in range(16)]
     choices = control.decide(base_of(16), 16, offered)
     assert [choice.num_scored for choice in choices[:3]] == [64, 64, 0]
