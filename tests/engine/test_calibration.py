@@ -159,24 +159,25 @@ def test_a_table_of_a_busy_machine_is_used_but_not_kept(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def key_of(target: Path) -> dict[str, object]:
+    return cost_key(
+        target=target,
+        draft=None,
+        dtype="bfloat16",
+        device="cpu",
+        max_sequences=8,
+        fast_path=True,
+    )
+
+
 def test_the_key_notices_other_weights(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"x")
 
-    def key() -> dict[str, object]:
-        return cost_key(
-            target=tmp_path,
-            draft=None,
-            dtype="bfloat16",
-            device="cpu",
-            max_sequences=8,
-            fast_path=True,
-        )
-
-    first = key()
-    assert key() == first
+    first = key_of(tmp_path)
+    assert key_of(tmp_path) == first
     weights.write_bytes(b"longer")
-    assert key() != first
+    assert key_of(tmp_path) != first
 
 
 def test_the_key_notices_other_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,14 +185,7 @@ def test_the_key_notices_other_kernels(tmp_path: Path, monkeypatch: pytest.Monke
 
     def key(kernels: SimpleNamespace | None) -> dict[str, object]:
         monkeypatch.setattr("paceline.engine.calibration.load_kernels", lambda: kernels)
-        return cost_key(
-            target=tmp_path,
-            draft=None,
-            dtype="bfloat16",
-            device="cpu",
-            max_sequences=8,
-            fast_path=True,
-        )
+        return key_of(tmp_path)
 
     known = [key(SimpleNamespace(name=name)) for name in ("k-1 tiles", "k-1 vectors", "k-2 tiles")]
     known.append(key(None))

@@ -114,7 +114,8 @@ class AutoregressiveDrafter(ABC):
         ]
         growing, rows = self._catch_up(entries, drafts)
         # All rows of a proposal are equally wide, so the tail is for all of them.
-        tail = self._tail if any(self._needs_tail(draft.sequence) for draft in growing) else None
+        is_hot = any(needs_tail(draft.sequence.request.sampling) for draft in growing)
+        tail = self._tail if is_hot else None
         sampled_from: list[Tensor] = []
         num_sampled = 0
         while growing and rows is not None:
@@ -150,9 +151,6 @@ class AutoregressiveDrafter(ABC):
 
     def _serves(self, sequence: Sequence) -> bool:
         return serves(sequence, DrafterKind.MODEL) and sequence.request_id not in self._broken
-
-    def _needs_tail(self, sequence: Sequence) -> bool:
-        return self._tail is not None and needs_tail(sequence.request.sampling)
 
     def _catch_up(
         self, entries: Many[PlanEntry], drafts: Many[_Draft]
